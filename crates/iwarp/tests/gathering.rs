@@ -93,6 +93,40 @@ fn what_is_posted_between_two_polls_leaves_in_few_writes() {
     assert!(fewest <= MOST, "{fewest} system calls for {POSTS} messages");
 }
 
+/// A program that keeps so many requests under way, and posts another one for each completion that it finds.
+#[test]
+fn what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait() {
+    if rounds().is_none() {
+        return each_way("what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait", &["off"]);
+    }
+    const DEEP: u8 = 20;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (client, server, source, target) = sides();
+    let post = |index: u8| {
+        let sges = [source.sge(usize::from(index) * LENGTH, LENGTH)];
+        client.queue_pair.post_send(&request(Opcode::Send, Data::Registered(&sges))).unwrap();
+    };
+    let mut fewest = u64::MAX;
+    let until = Instant::now() + PATIENCE;
+    // As above: not every round counts.
+    while fewest > u64::from(POSTS) / 2 && Instant::now() < until {
+        post_receives(&server, &target);
+        poll_in_vain(&client.cq);
+        let before = sends_so_far(&client);
+        (0..DEEP).for_each(post);
+        for index in DEEP..POSTS {
+            assert_eq!(poll(&client).status, Status::Success);
+            post(index);
+        }
+        for _ in 0..DEEP {
+            assert_eq!(poll(&client).status, Status::Success);
+        }
+        fewest = fewest.min(sends_so_far(&client) - before);
+        expect_all(&server, &source, &target);
+    }
+    assert!(fewest <= u64::from(POSTS) / 2, "{fewest} system calls for {POSTS} messages");
+}
+
 #[test]
 fn what_is_posted_one_by_one_with_polls_between_leaves_at_once() {
     if rounds().is_none() {
