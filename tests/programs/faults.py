@@ -197,10 +197,26 @@ def shown(adverb, case):
     return re.search(there, text)[0]
 
 
+# Every event of a device, and every one of a queue pair with ibv_event_type_str's words for it.
+OF_DEVICES = ["PORT_ERR", "PORT_ACTIVE", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "CLIENT_REREGISTER", "GID_CHANGE", "DEVICE_FATAL"]
+OF_QUEUE_PAIRS = {
+    "QP_FATAL": "local work queue catastrophic error",
+    "QP_REQ_ERR": "invalid request local work queue error",
+    "QP_ACCESS_ERR": "local access violation work queue error",
+    "COMM_EST": "communication established",
+    "SQ_DRAINED": "send queue drained",
+    "PATH_MIG": "path migrated",
+    "PATH_MIG_ERR": "path migration request error",
+    "QP_LAST_WQE_REACHED": "last WQE reached",
+}
+
 # A rule, and the events that ibv_asyncwatch gets, in this order.
 TOLD = [
     ("port_flap", "device:port_down@1.5s..1.6s", ["PORT_ERR", "PORT_ACTIVE"]),
     ("gid_change", "device:gid_added=10.7.7.7@1.5s", ["GID_CHANGE"]),
+    ("gid_removed", "device:gid_removed=127.0.0.1@1.5s", ["GID_CHANGE"]),
+    ("gid_changed", "device:gid_changed=127.0.0.1/10.7.7.7@1.5s", ["GID_CHANGE"]),
+    ("every_event", ",".join(f"event:{name}@1.5s" for name in OF_DEVICES), OF_DEVICES),
     ("fatal", "device:fatal@1.5s", ["DEVICE_FATAL"]),
     ("gone", "device:gone@1.5s", ["DEVICE_FATAL"]),
     ("speed_without_event", "device:speed=400@1.5s,event:SM_CHANGE@1.7s", ["SM_CHANGE"]),
@@ -299,7 +315,35 @@ OWN = [
     ("order_by_delay", "completion:delay=3s:qp=1@1", "order mlx5_0", ["queue pair 1 comes after queue pair 2"]),
     ("last_receive", "peer:cut:qp=2@1posts", "events 1 mlx5_0", ["event: last WQE reached of queue pair 2"]),
     ("child_of_fork", "event:SM_CHANGE:device=mlx5_0@2s", "child mlx5_0", [BOTH, "event: SM change", "the child ends with 0"]),
-    ("event_of_queue_pair", "event:QP_ACCESS_ERR:qp=2@1posts", "events 1 mlx5_0", ["event: local access violation work queue error of queue pair 2"]),
+    (
+        "every_event_of_a_queue_pair",
+        ",".join(f"event:{name}:qp=2@1posts" for name in OF_QUEUE_PAIRS),
+        f"events {len(OF_QUEUE_PAIRS)} mlx5_0",
+        ["".join(f"event: {words} of queue pair 2" for words in OF_QUEUE_PAIRS.values())],
+    ),
+]
+# Every status of a failed completion, with ibv_wc_status_str's words for it.
+STATUSES = {
+    "LOC_LEN_ERR": "local length error",
+    "LOC_QP_OP_ERR": "local QP operation error",
+    "LOC_PROT_ERR": "local protection error",
+    "WR_FLUSH_ERR": "Work Request Flushed Error",
+    "MW_BIND_ERR": "memory management operation error",
+    "BAD_RESP_ERR": "bad response error",
+    "LOC_ACCESS_ERR": "local access error",
+    "REM_INV_REQ_ERR": "remote invalid request error",
+    "REM_ACCESS_ERR": "remote access error",
+    "REM_OP_ERR": "remote operation error",
+    "RETRY_EXC_ERR": "transport retry counter exceeded",
+    "RNR_RETRY_EXC_ERR": "RNR retry counter exceeded",
+    "REM_ABORT_ERR": "aborted error",
+    "FATAL_ERR": "fatal error",
+    "RESP_TIMEOUT_ERR": "response timeout error",
+    "GENERAL_ERR": "general error",
+}
+OWN += [
+    (f"status_{name}", f"completion:{name}@1", "rounds 1 mlx5_0", [f"round 1: mlx5_0: {words}; active", BOTH])
+    for name, words in STATUSES.items()
 ]
 
 

@@ -121,7 +121,7 @@ A rule says what fails, how, and when. Several rules have commas between them. A
                          the same, of packets that this process sends (out) or gets (in), of one peer, of one kind
   event:EVENT            an asynchronous event of each device, or of the queue pair that posts (with a time: of each one). It is
                          all that happens.
-  device:KIND            something happens to all devices of the process, with what programs see and are told of it
+  device:KIND            something happens to the devices of the process, with what programs see and are told of it
   peer:KIND              something happens to the process, which its peers see
 
 Which, behind any of these before when it strikes:

@@ -73,6 +73,8 @@ struct Counted {
     flows: Mutex<Flows>,
     /// Whether it has begun, and whether it has ended, at its times.
     done: [AtomicBool; 2],
+    /// Nanoseconds from the first call until it ends, where posts or completions began it.
+    ends: AtomicU64,
 }
 
 impl Counted {
@@ -116,6 +118,7 @@ impl Faults {
             told: AtomicU64::new(0),
             flows: Mutex::default(),
             done: [const { AtomicBool::new(false) }; 2],
+            ends: AtomicU64::new(0),
         });
         Ok(Self {
             rules: rules.collect(),

@@ -91,9 +91,15 @@ impl Faults {
         if faults.forks.swap(forks, Ordering::SeqCst) == forks {
             return;
         }
+        faults.device.go_on_after_fork();
         let is_open =
             |(_, place, edge): &Timed| !faults.rules[*place].done[*edge as usize].load(Ordering::Relaxed);
-        let later = faults.timed().into_iter().filter(is_open).collect();
+        let begun = faults.rules.iter().enumerate().filter_map(|(place, counted)| {
+            let ends = counted.ends.load(Ordering::Relaxed);
+            (ends > 0).then_some((Duration::from_nanos(ends), place, Edge::Ends))
+        });
+        let mut later: Vec<_> = faults.timed().into_iter().chain(begun).filter(is_open).collect();
+        later.sort_by_key(|(time, ..)| *time);
         if let Err(why) = faults.act_later(later) {
             log!(Warn, "faults: {why}");
         }
@@ -171,6 +177,8 @@ impl Faults {
                     (counted.rule.when.span, FAULTS.get())
                 {
                     let end = self.passed().saturating_add(time);
+                    let nanoseconds = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
+                    counted.ends.store(nanoseconds, Ordering::Relaxed);
                     if let Err(why) = faults.act_later(vec![(end, place, Edge::Ends)]) {
                         log!(Warn, "faults: {why}");
                     }

@@ -116,17 +116,12 @@ impl Device {
     }
 
     fn show(&self, what: OfDevice, device: Option<&str>, on: bool) {
+        mark(what, device, on);
+        if matches!(what, OfDevice::Speed(_)) {
+            return;
+        }
         let is_it =
             |other: &&Arc<adverb_core::device::Device>| device.is_none_or(|name| name == other.name());
-        // Some things are about devices before any program has asked for them.
-        if let OfDevice::Speed(rate) = what {
-            let devices = adverb_libibverbs::device::devices().unwrap_or_default();
-            return devices.iter().filter(is_it).for_each(|device| device.set_rate(on.then_some(rate)));
-        }
-        if what == OfDevice::Gone {
-            let devices = adverb_libibverbs::device::devices().unwrap_or_default();
-            devices.iter().filter(is_it).for_each(|device| device.set_gone(on));
-        }
         let Some(engine) = engine::existing() else { return };
         if matches!(what, OfDevice::Fatal | OfDevice::Gone) {
             if on {
@@ -148,6 +143,12 @@ impl Device {
 
     fn carriers(&self) -> MutexGuard<'_, Carriers> {
         self.carriers.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A child of fork has devices of its own, which know of nothing.
+    pub(super) fn go_on_after_fork(&self) {
+        let states = self.states().clone();
+        states.iter().for_each(|state| mark(state.what, state.device.as_deref(), true));
     }
 
     fn states(&self) -> MutexGuard<'_, Vec<State>> {
@@ -214,9 +215,10 @@ impl Device {
         if !self.does_concern(LISTS) || answer.value == 0 {
             return;
         }
-        // SAFETY: what the lists have.
         let name_of: unsafe fn(usize) -> Option<&'static str> = match call.name {
+            // SAFETY: entries of this list are devices.
             "ibv_get_device_list" => |entry| unsafe { chosen::name_of(entry as *const ibv_device) },
+            // SAFETY: entries of this list are contexts.
             "rdma_get_devices" => |entry| unsafe { chosen::name_of_context(entry as *const ibv_context) },
             _ => return,
         };
@@ -242,6 +244,20 @@ impl Device {
             if let Some(count) = count.as_mut() {
                 *count = to as i32;
             }
+        }
+    }
+}
+
+/// Tells devices what has become of them, before any program has asked for them, too.
+fn mark(what: OfDevice, device: Option<&str>, on: bool) {
+    if !matches!(what, OfDevice::Speed(_) | OfDevice::Gone) {
+        return;
+    }
+    let devices = adverb_libibverbs::device::devices().unwrap_or_default();
+    for one in devices.iter().filter(|one| device.is_none_or(|name| name == one.name())) {
+        match what {
+            OfDevice::Speed(rate) => one.set_rate(on.then_some(rate)),
+            _ => one.set_gone(on),
         }
     }
 }
