@@ -139,7 +139,8 @@ When, behind event, device and peer:
   @2s                    two seconds after the first call of the process (s, ms, us)
   @100posts              with the 100th call that posts to a send queue
   @100completions        with the 100th completion that was polled
-  @2s..5s, @100posts+3s  from then on until then; from then on for three seconds: of device
+  @2s..5s, @0s..100posts from then on until then: of device
+  @100posts+3s           from then on for three seconds: of device
 
 Each process of a run counts by itself. ADVERB_LOG=warn shows each fault, and the rules that never struck.
 

@@ -107,8 +107,13 @@ impl Faults {
         let has_completions = rules.iter().any(fails);
         let pairs = Pairs::of(rules.iter().map(|rule| &rule.of));
         let counts = |rule: &Rule| {
-            let (Span::From(begin, _) | Span::For(begin, _)) = rule.when.span else { return false };
-            matches!(begin, Point::Posts(_) | Point::Completions(_))
+            let (begin, end) = match rule.when.span {
+                Span::From(begin, end) => (Some(begin), end),
+                Span::For(begin, _) => (Some(begin), None),
+                Span::Always | Span::Counts(..) => (None, None),
+            };
+            let is_counted = |point: Point| matches!(point, Point::Posts(_) | Point::Completions(_));
+            begin.is_some_and(is_counted) || end.is_some_and(is_counted)
         };
         let has_points = rules.iter().any(counts);
         let rules = rules.into_iter().map(|rule| Counted {

@@ -20,6 +20,8 @@ pub const FORM: &str = "CALL:ERRNO, completion:STATUS, wire:KIND, event:EVENT, d
 pub(super) struct Rule {
     /// As the user has written it.
     pub(super) text: String,
+    /// Behind how many letters of the list it stands.
+    at: usize,
     pub(super) subject: Subject,
     /// The queue pair and the device that it is about.
     pub(super) of: Chosen,
@@ -156,10 +158,13 @@ pub fn check_rule(text: &str) -> Result<(), String> {
 pub fn check_devices(text: &str, known: &[String]) -> Result<(), String> {
     for (place, rule) in parse(text)?.iter().enumerate() {
         if let Some(name) = rule.of.device.as_ref().filter(|name| !known.contains(name)) {
+            const OPTION: &str = ":device=";
             let all = list(known.iter().map(String::as_str));
+            let inside = rule.text.find(OPTION).map_or(0, |inside| inside + OPTION.len());
             return Err(format!(
-                "rule {}: device={name}: the program sees no such device; it sees {all}",
-                place + 1
+                "rule {}, letter {}: the program sees no device {name}; it sees {all}",
+                place + 1,
+                rule.at + inside + 1
             ));
         }
     }
@@ -175,7 +180,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Rule>, String> {
         let rule = rule(entry.trim()).map_err(|wrong| {
             format!("rule {}, letter {}: {}", place + 1, begins + wrong.at + 1, wrong.why)
         })?;
-        rules.push(rule);
+        rules.push(Rule { at: begins, ..rule });
     }
     Ok(rules)
 }
@@ -245,7 +250,7 @@ fn rule(text: &str) -> Result<Rule, Wrong> {
     };
     let of = options.end()?;
     let when = when::parse(when, subject.wants()).map_err(|why| Wrong { at: end, why })?;
-    Ok(Rule { text: text.to_owned(), subject, of, when })
+    Ok(Rule { text: text.to_owned(), at: 0, subject, of, when })
 }
 
 /// What stands between the fault and when it strikes, as in `:opcode=SEND:qp=2`.
@@ -789,7 +794,7 @@ mod tests {
         let known = ["roce0".to_owned(), "roce1".to_owned()];
         assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
         let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
-        assert!(why.starts_with("rule 2: device=roce2") && why.contains("roce0, roce1"), "{why}");
+        assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
         assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
     }
 }

@@ -66,7 +66,7 @@ impl Wants {
             }
             Self::Point => "@2s, @100ms, @100posts or @100completions",
             Self::State => {
-                "@2s, @2s..5s, @100posts, @100posts+3s, @100posts..200posts, and the same of completions"
+                "@2s, @2s..5s, @0s..100posts, @100posts, @100posts+3s, @100posts..200posts, and the same of completions"
             }
         }
     }
@@ -126,12 +126,14 @@ fn span(text: &str, wants: Wants) -> Option<Span> {
     let fits = match (begin, end) {
         (_, None) => true,
         (Point::Time(begin), Some(Point::Time(end))) => begin < end,
+        // From the beginning on.
+        (Point::Time(begin), Some(_)) => begin.is_zero(),
         (Point::Posts(begin), Some(Point::Posts(end)))
         | (Point::Completions(begin), Some(Point::Completions(end))) => begin < end,
         _ => false,
     };
     let is_allowed = match wants {
-        Wants::Many => to.is_some() && matches!(begin, Point::Time(_)),
+        Wants::Many => to.is_some() && matches!((begin, end), (Point::Time(_), None | Some(Point::Time(_)))),
         Wants::Point => to.is_none(),
         Wants::State => true,
     };
@@ -194,10 +196,25 @@ mod tests {
         assert_eq!(point("@7completions"), Ok(Span::From(Point::Completions(7), None)));
         let state = |text| parse(text, Wants::State).map(|when| when.span);
         assert_eq!(state("@1posts..9posts"), Ok(Span::From(Point::Posts(1), Some(Point::Posts(9)))));
+        let (start, third) = (Point::Time(Duration::ZERO), Point::Posts(3));
+        assert_eq!(state("@0s..3posts"), Ok(Span::From(start, Some(third))));
         let time = Duration::from_millis(300);
         assert_eq!(state("@8posts+300ms"), Ok(Span::For(Point::Posts(8), time)));
-        for text in ["@0", "@x", "@", "%0", "%101", "%", "@2s", "@5..3", "@5s..2s", "@1@2", "%1%2", "@1posts"]
-        {
+        for text in [
+            "@0",
+            "@x",
+            "@",
+            "%0",
+            "%101",
+            "%",
+            "@2s",
+            "@5..3",
+            "@5s..2s",
+            "@1@2",
+            "%1%2",
+            "@1posts",
+            "@0s..5posts",
+        ] {
             assert!(many(text).is_err(), "{text}");
         }
         for text in [
@@ -206,7 +223,7 @@ mod tests {
         ] {
             assert!(point(text).is_err(), "{text}");
         }
-        for text in ["", "@3", "@1posts..2s", "@3s..1s", "@1posts+2", "@1posts+2s..3s"] {
+        for text in ["", "@3", "@1posts..2s", "@1s..2posts", "@3s..1s", "@1posts+2", "@1posts+2s..3s"] {
             assert!(state(text).is_err(), "{text}");
         }
     }
