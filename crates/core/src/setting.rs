@@ -490,6 +490,7 @@ mod tests {
                 &["/no/such/x", "text:/tmp", "text:/no/such/x"],
             ),
             ("ADVERB_TRACE_ONLY", &["ibv_post_*"], &[","]),
+            ("ADVERB_TRACE_SIZE", &["1", " 64 ", "65536"], &["0", "65537", "64M", "-1", "x"]),
             ("ADVERB_FAULT", &["ibv_reg_mr:ENOMEM@3"], &[","]),
             ("ADVERB_SEED", &["0", " 7 "], &["-1", "x"]),
             ("ADVERB_CHECK", &["on", "off"], &[","]),

@@ -20,7 +20,8 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The ring of this process.
 pub(crate) struct Ring {
@@ -30,6 +31,8 @@ pub(crate) struct Ring {
     ended: AtomicBool,
     /// The number of forks with which the process has entered its name.
     entered: AtomicU32,
+    /// The namespace of its number then; 0 if the system does not say.
+    namespace: AtomicU64,
 }
 
 /// The chunk of a thread, and in which child of fork it has got it.
@@ -109,6 +112,7 @@ impl Ring {
             name,
             ended: AtomicBool::new(false),
             entered: AtomicU32::new(u32::MAX),
+            namespace: AtomicU64::new(0),
         };
         ring.enter_process().map_err(|Fault| io::Error::other("the file has been cut"))?;
         Ok(ring)
@@ -120,6 +124,8 @@ impl Ring {
         if self.entered.swap(forks, Ordering::Relaxed) == forks {
             return Ok(());
         }
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |status| status.ino());
+        self.namespace.store(namespace, Ordering::Relaxed);
         // SAFETY: a word of the head, in a mapping that stays.
         let place = unsafe { fetch_add(self.base + layout::PROCESSES_AT, 1)? };
         match layout::process_at(place) {
@@ -142,7 +148,8 @@ impl Ring {
     }
 
     fn try_append(&self, thread: u32, record: &[u8]) -> Result<(), Fault> {
-        let Ok(owned) = OWNER.try_with(|owner| owner.0.take()) else { return Ok(()) };
+        // A thread that ends has no place for one any more, and gives it back at once.
+        let owned = OWNER.try_with(|owner| owner.0.take()).unwrap_or_default();
         // What the parent's thread owns is the parent's.
         let owned = owned.filter(|chunk| chunk.born == forks());
         let has_room = |chunk: &Chunk| chunk.used + record.len() <= CHUNK;
@@ -166,7 +173,9 @@ impl Ring {
                 copy_to(chunk.address + layout::USED_AT, &(chunk.used as u64).to_ne_bytes())?;
             }
         }
-        let _ = OWNER.try_with(|owner| owner.0.set(Some(chunk)));
+        if OWNER.try_with(|owner| owner.0.set(Some(chunk))).is_err() {
+            chunk.release();
+        }
         Ok(())
     }
 
@@ -186,7 +195,9 @@ impl Ring {
                 let mut head = [0; CHUNK_HEAD];
                 copy_from(&mut head, address)?;
                 let (before, owner) = (layout::word(&head, 0), layout::word(&head, layout::OWNER_AT));
-                if before & OWNED != 0 && is_alive(owner as u32) {
+                let namespace = self.namespace.load(Ordering::Relaxed);
+                let is_known = namespace != 0 && layout::word(&head, layout::NAMESPACE_AT) == namespace;
+                if before & OWNED != 0 && (!is_known || is_alive(owner as u32)) {
                     continue;
                 }
                 // First a state in which it has no records, so that no reader takes those of before for new ones.
@@ -196,6 +207,7 @@ impl Ring {
                 }
                 let owner = u64::from(std::process::id()) | u64::from(thread) << 32;
                 copy_to(address + layout::OWNER_AT, &owner.to_ne_bytes())?;
+                copy_to(address + layout::NAMESPACE_AT, &namespace.to_ne_bytes())?;
                 copy_to(address + layout::USED_AT, &(CHUNK_HEAD as u64).to_ne_bytes())?;
                 let state = (turn + 1) << 2 | OWNED;
                 copy_to(address, &state.to_ne_bytes())?;

@@ -22,6 +22,8 @@ pub(super) struct Passage {
     leaving: HashMap<Pair, usize>,
     /// Requests of a queue pair that wait for an acknowledgement or an answer, with the number of their last packet.
     unanswered: HashMap<Pair, VecDeque<(u64, usize)>>,
+    /// The last acknowledgement of a queue pair, and when it came: a thread may take it in before the one that sends has written down that it has sent.
+    answered: HashMap<Pair, (u64, f64)>,
     /// Messages that have arrived, and have been polled nowhere yet.
     waiting: HashMap<Pair, VecDeque<usize>>,
 }
@@ -101,8 +103,13 @@ impl Passage {
         one.left = Some((one.left.map_or(time, |(first, _)| first), time));
         if ends {
             let pair = (pid, one.pair.clone());
-            let unanswered = self.unanswered.entry(pair).or_default();
-            if unanswered.back().is_none_or(|(_, last)| *last != request) {
+            let posted = one.posted;
+            let early =
+                self.answered.get(&pair).filter(|(number, at)| is_up_to(packet.1, *number) && *at >= posted);
+            let unanswered = self.unanswered.entry(pair.clone()).or_default();
+            if let Some((_, time)) = early {
+                one.answered = one.answered.or(Some(*time));
+            } else if unanswered.back().is_none_or(|(_, last)| *last != request) {
                 unanswered.push_back((packet.1, request));
             }
             self.ended.insert(packet, request);
@@ -111,6 +118,7 @@ impl Passage {
 
     /// All requests of a queue pair up to this packet are answered.
     fn answer(&mut self, trace: &mut Trace, pair: &Pair, number: u64, time: f64) {
+        self.answered.insert(pair.clone(), (number, time));
         let Some(unanswered) = self.unanswered.get_mut(pair) else { return };
         while let Some((_, request)) = unanswered.pop_front_if(|(last, _)| is_up_to(*last, number)) {
             trace.requests[request].answered = Some(time);

@@ -285,6 +285,8 @@ impl Trace {
     /// Finds the other end of each queue pair: by what the program has said, or because there are only two.
     fn pair_up(&mut self, destinations: &HashMap<Queue, String>) {
         let mut pairs: Vec<Queue> = self.requests.iter().map(|one| (one.pid, one.pair.clone())).collect();
+        // A target of Writes posts nothing, and is known from its connection alone.
+        pairs.extend(destinations.keys().cloned());
         pairs.retain(|(_, pair)| !pair.is_empty());
         pairs.sort();
         pairs.dedup();

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 to 511 | the head: [`MAGIC`], chunks, then words that count: chunks taken, processes, records lost |
 //! | 512 to 65535 | processes, 512 bytes each, the last word 1 |
-//! | from 65536 | chunks of 64 KiB: state, bytes used, owner (process, thread), and from byte 64 records |
+//! | from 65536 | chunks of 64 KiB: state, bytes used, owner (process, thread), the namespace of the process, and from byte 64 records |
 
 use crate::format::Process;
 
@@ -27,6 +27,8 @@ pub(crate) const CHUNK_HEAD: usize = 64;
 pub(crate) const USED_AT: usize = 8;
 /// In a chunk: process and thread.
 pub(crate) const OWNER_AT: usize = 16;
+/// In a chunk: the namespace that the process's number is of.
+pub(crate) const NAMESPACE_AT: usize = 24;
 /// Of a chunk's state: a thread owns it.
 pub(crate) const OWNED: u64 = 1;
 /// Of a chunk's state: a thread prepares it.
