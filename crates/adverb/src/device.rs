@@ -1,13 +1,18 @@
 //! Devices, and the contexts that programs open on them.
 
+use crate::completion_queue::{left_until, milliseconds};
+use crate::event::AsyncEvent;
 use crate::{CompletionQueue, Error, PrivateDataLimits, ProtectionDomain, Result};
-use adverb_core::attributes::{DeviceAttributes, PortAttributes};
+use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes};
 use adverb_core::engine;
 use adverb_core::log;
 use adverb_core::setting;
 use adverb_core::transport::TransportFactory;
 use std::fmt;
+use std::net::Ipv6Addr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
 
 /// The transports of this build, in the order in which programs see their devices.
 static TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
@@ -113,6 +118,62 @@ impl Context {
     /// State and limits of its port.
     pub fn port(&self) -> Result<PortAttributes> {
         Ok(self.0.port(1)?)
+    }
+
+    /// The GIDs of its port: the addresses by which peers reach it.
+    pub fn gids(&self) -> Vec<Gid> {
+        self.0.gids()
+    }
+
+    /// Index of the GID.
+    pub(crate) fn gid_index(&self, gid: &[u8; 16]) -> Result<u8> {
+        let gids = self.0.gids();
+        let fits = |entry: &&Gid| entry.bytes == *gid;
+        let best = gids.iter().filter(fits).find(|entry| entry.kind == GidKind::RoceV2);
+        let index = best.or_else(|| gids.iter().find(fits)).and_then(|entry| u8::try_from(entry.index).ok());
+        index.ok_or_else(|| {
+            let ip = Ipv6Addr::from(*gid).to_canonical();
+            let text = format!("{} has no address {ip}", self.0.device().name());
+            Error::new(libc::EADDRNOTAVAIL, text)
+        })
+    }
+
+    /// The oldest event of this context that is not about one request, if there is one. Waits for it, at most `timeout`.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// use std::time::Duration;
+    /// let context = adverb::Context::open_default()?;
+    /// while let Some(event) = context.next_event(Duration::ZERO)? {
+    ///     eprintln!("{event}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            if let Some(event) = self.0.events().try_next()? {
+                return Ok(Some(AsyncEvent::from(event)));
+            }
+            let left = left_until(deadline);
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            match self.0.events().ready(milliseconds(left)) {
+                Err(error) if error.errno() != libc::EINTR => return Err(error.into()),
+                _ => {}
+            }
+        }
+    }
+
+    /// A descriptor that is readable while an event waits ([`Context::next_event`]). Only for poll(2) and its like.
+    pub fn event_descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the queue, and so its descriptor, lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0.events().descriptor()) }
     }
 
     /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a refusal. On `roce0` 56, 196 and 148;

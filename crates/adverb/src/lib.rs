@@ -166,31 +166,39 @@
 
 mod completion_queue;
 mod connection;
+mod datagram;
 mod device;
 mod error;
+mod event;
 mod flight;
 mod memory;
 mod queue_pair;
+mod raw;
 mod request;
+mod route_header;
 
-pub use adverb_core::attributes::{DeviceAttributes, PortAttributes, TransportType};
+pub use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
 /// What [`Context::private_data_limits`] returns.
 pub use adverb_core::cm::PrivateDataLimits;
 pub use adverb_core::error::PostError;
+pub use adverb_core::event::AsyncEventKind;
 pub use adverb_core::qp::Service;
 pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
 pub use completion_queue::CompletionQueue;
 pub use connection::{
     ConnectError, Connection, ConnectionOptions, ConnectionRequest, End, Listener, NotConnected,
 };
+pub use datagram::{AddressHandle, DATAGRAM_HEADER, DatagramQueuePair};
 pub use device::{Context, Device};
 pub use error::{Error, RequestError};
+pub use event::AsyncEvent;
 pub use memory::{
     Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, NotRegistered, ProtectionDomain,
     RemoteMemory, Rights, Segment, Segments, StableMemory,
 };
 pub use queue_pair::{QueuePair, QueuePairOptions};
-pub use request::{Completion, Payload, Rejected, WorkRequest};
+pub use raw::{NoAddress, RawAddress, RawConnection, UnreliableConnection, UnreliableQueuePair};
+pub use request::{Completion, DatagramRequest, Payload, Rejected, UnreliableRequest, WorkRequest};
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

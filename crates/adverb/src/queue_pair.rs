@@ -6,7 +6,7 @@ use crate::request::{Payload, Rejected, WorkRequest, buffers_of};
 use crate::{Buffer, CompletionQueue, ProtectionDomain, Result, Rights, Segments};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
-use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest};
+use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,13 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(domain: &ProtectionDomain, options: QueuePairOptions) -> Result<Self> {
+    /// A queue pair of this service, which `begin` brings to its first state.
+    pub(crate) fn new(
+        domain: &ProtectionDomain,
+        options: QueuePairOptions,
+        service: Service,
+        begin: impl FnOnce(&qp::QueuePair) -> Result<()>,
+    ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let core = qp::QueuePair::new(
             &domain.core,
@@ -97,12 +103,13 @@ impl QueuePair {
                     max_recv_sge: options.max_scatter,
                     max_inline_data: options.inline_bytes,
                 },
-                service: Service::Rc,
+                service,
                 // Each request says itself whether it reports its end.
                 signal_all: false,
             },
         )?;
-        begin(&core, options.rights)?;
+        begin(&core)?;
+        core.set_cookie(core.number().into());
         Ok(Self {
             core,
             rights: options.rights,
@@ -217,6 +224,16 @@ impl QueuePair {
     /// [`Connection::post_send`](crate::Connection::post_send).
     #[inline]
     pub(crate) fn post(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
+        self.post_to(request, None)
+    }
+
+    /// The same, of a datagram to there.
+    #[inline]
+    pub(crate) fn post_to(
+        &self,
+        request: WorkRequest<'_>,
+        datagram: Option<Datagram<'_>>,
+    ) -> Result<(), Rejected> {
         let WorkRequest { id, opcode, flags, payload, remote, immediate, compare_add, swap } = request;
         let (segments, inline) = match payload {
             Payload::Memory(segments) => (Some(segments), &[][..]),
@@ -234,6 +251,7 @@ impl QueuePair {
             immediate,
             compare_add,
             swap,
+            datagram,
             ..SendRequest::default()
         };
         let reports = flags.contains(SendFlags::SIGNALED);
@@ -322,8 +340,8 @@ impl QueuePair {
     }
 }
 
-/// Makes a queue pair ready for receives.
-fn begin(core: &qp::QueuePair, rights: Rights) -> Result<()> {
+/// Makes a queue pair of a connection ready for receives.
+pub(crate) fn begin(core: &qp::QueuePair, rights: Rights) -> Result<()> {
     let initial = Attributes {
         state: Some(State::Init),
         port: 1,

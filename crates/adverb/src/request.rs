@@ -1,7 +1,10 @@
 //! Work requests, and the completions in which their buffers come back.
 
 use crate::flight::Flight;
-use crate::{Buffer, Error, MemoryRegion, RemoteMemory, RequestError, Segment, Segments};
+use crate::{
+    AddressHandle, Buffer, DATAGRAM_HEADER, Error, MemoryRegion, RemoteMemory, RequestError, Segment,
+    Segments,
+};
 use adverb_core::error::PostError;
 use adverb_core::request::{self, Cause, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use std::fmt;
@@ -175,6 +178,24 @@ impl<'a> WorkRequest<'a> {
         Self { immediate: region.remote().key(), ..request }
     }
 
+    /// Writes `value` to the 8 bytes at the beginning of `remote`, in one piece: a peer that reads the word sees the old value or the new one. The
+    /// address of these bytes must be a multiple of 8. `roce0` has it, and `iwarp0` has not. `value` is in this machine's byte order.
+    ///
+    /// `source` (8 bytes) carries the value to the device.
+    pub fn atomic_write(mut source: Buffer, remote: &RemoteMemory, value: u64) -> Self {
+        let length = source.len().min(8);
+        source[..length].copy_from_slice(&value.to_ne_bytes()[..length]);
+        Self::new(Opcode::AtomicWrite, source.into(), *remote)
+    }
+
+    /// Waits until earlier Writes to the bytes of `remote` are where every reader of the peer's memory finds them. The region there, and the queue
+    /// pair there, need [`Rights::FLUSH`](crate::Rights::FLUSH). `roce0` has it, and `iwarp0` has not.
+    pub fn flush(remote: &RemoteMemory) -> Self {
+        let request = Self::new(Opcode::Flush, Payload::Inline(&[]), *remote);
+        // To global visibility (`IBV_FLUSH_GLOBAL`), of this range.
+        Self { compare_add: remote.len(), swap: 1, ..request }
+    }
+
     /// Tells this request from others in its completion.
     pub fn id(self, id: u64) -> Self {
         Self { id, ..self }
@@ -260,6 +281,70 @@ impl<'a> WorkRequest<'a> {
     }
 }
 
+/// A request of an [`UnreliableConnection`](crate::UnreliableConnection): a Send or a Write, each with or without a number.
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is posted"]
+pub struct UnreliableRequest<'a>(pub(crate) WorkRequest<'a>);
+
+impl<'a> UnreliableRequest<'a> {
+    /// As [`WorkRequest::send`]. A message that finds no receive is lost.
+    pub fn send(payload: impl Into<Payload<'a>>) -> Self {
+        Self(WorkRequest::send(payload))
+    }
+
+    /// As [`WorkRequest::write`].
+    pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
+        Self(WorkRequest::write(payload, remote))
+    }
+
+    /// As [`WorkRequest::id`].
+    pub fn id(self, id: u64) -> Self {
+        Self(self.0.id(id))
+    }
+
+    /// As [`WorkRequest::immediate`]; both requests carry one.
+    pub fn immediate(self, number: u32) -> Self {
+        Self(self.0.immediate(number))
+    }
+
+    /// As [`WorkRequest::unsignalled`].
+    pub fn unsignalled(self) -> Self {
+        Self(self.0.unsignalled())
+    }
+}
+
+/// A datagram to be sent, for [`DatagramQueuePair::post_send`](crate::DatagramQueuePair::post_send).
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is posted"]
+pub struct DatagramRequest<'a> {
+    pub(crate) request: WorkRequest<'a>,
+    pub(crate) way: &'a AddressHandle,
+    pub(crate) number: u32,
+    pub(crate) qkey: u32,
+}
+
+impl<'a> DatagramRequest<'a> {
+    /// A datagram by `way` to the queue pair `number` there, which has the key `qkey`. A slice is copied, as for [`WorkRequest::send`].
+    pub fn send(payload: impl Into<Payload<'a>>, way: &'a AddressHandle, number: u32, qkey: u32) -> Self {
+        Self { request: WorkRequest::send(payload), way, number, qkey }
+    }
+
+    /// As [`WorkRequest::id`].
+    pub fn id(self, id: u64) -> Self {
+        Self { request: self.request.id(id), ..self }
+    }
+
+    /// As [`WorkRequest::immediate`].
+    pub fn immediate(self, number: u32) -> Self {
+        Self { request: self.request.immediate(number), ..self }
+    }
+
+    /// As [`WorkRequest::unsignalled`].
+    pub fn unsignalled(self) -> Self {
+        Self { request: self.request.unsignalled(), ..self }
+    }
+}
+
 /// A request that was not accepted. Nothing happened, and its buffers are back.
 #[non_exhaustive]
 pub struct Rejected {
@@ -272,6 +357,14 @@ pub struct Rejected {
 }
 
 impl Rejected {
+    #[cold]
+    pub(crate) fn of(reason: PostError, request: WorkRequest<'_>) -> Self {
+        match request.payload {
+            Payload::Memory(segments) => Self::new(reason, Some(segments)),
+            Payload::Inline(_) => Self::new(reason, None),
+        }
+    }
+
     #[cold]
     pub(crate) fn new(reason: PostError, segments: Option<Segments>) -> Self {
         let (buffer, buffers) = segments.map(Segments::into_buffers).unwrap_or_default();
@@ -320,6 +413,8 @@ pub struct Completion {
     pub invalidated: Option<u32>,
     /// Number of the queue pair.
     pub queue_pair: u32,
+    /// Number of the sender's queue pair, of a datagram that was received.
+    pub sender: Option<u32>,
     /// The buffer of the request, if it had one, whether it ended well or not.
     pub buffer: Option<Buffer>,
     /// The buffers of the request, if it had a list of them ([`Segments`]), in its order.
@@ -343,6 +438,7 @@ impl Completion {
             immediate: has(CompletionFlags::WITH_IMMEDIATE).then(|| u32::from_be(completion.immediate)),
             invalidated: has(CompletionFlags::WITH_INVALIDATE).then_some(completion.immediate),
             queue_pair: completion.queue_pair,
+            sender: has(CompletionFlags::GRH).then_some(completion.source_queue_pair),
             buffer,
             buffers,
             earlier: earlier.into_iter().flat_map(buffers_of).collect(),
@@ -380,6 +476,17 @@ impl Completion {
     #[track_caller]
     pub fn into_buffer(self) -> Buffer {
         self.buffer.expect("the request had no buffer")
+    }
+
+    /// The bytes of a datagram, behind its [header](crate::DATAGRAM_HEADER). None if this is none, or its receive had a list of buffers.
+    pub fn datagram(&self) -> Option<&[u8]> {
+        self.sender?;
+        self.buffer.as_ref()?.get(DATAGRAM_HEADER..self.bytes)
+    }
+
+    /// The header of the route of a datagram.
+    pub(crate) fn header(&self) -> Option<&[u8; DATAGRAM_HEADER]> {
+        self.buffer.as_ref()?.first_chunk()
     }
 
     /// The received bytes: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.

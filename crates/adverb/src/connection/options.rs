@@ -129,7 +129,7 @@ impl ConnectionOptions {
     }
 
     /// The parameters of this side. `asked` are those that the peer has asked for, if it has.
-    pub(super) fn parameters(
+    pub(crate) fn parameters(
         &self,
         context: &Context,
         asked: Option<ConnectionParameters>,
@@ -164,7 +164,7 @@ impl ConnectionOptions {
         })
     }
 
-    pub(super) fn address_options(&self) -> Result<AddressOptions> {
+    pub(crate) fn address_options(&self) -> Result<AddressOptions> {
         if let Some(bytes) = self.path_mtu.filter(|bytes| ![256, 512, 1024, 2048, 4096].contains(bytes)) {
             let text = format!("path_mtu {bytes}: 256, 512, 1024, 2048 and 4096 are allowed");
             return Err(Error::invalid(text));

@@ -16,8 +16,10 @@ pub use remote::RemoteMemory;
 pub(crate) use segments::Elements;
 pub use segments::Segments;
 
-use crate::{Context, Error, QueuePair, QueuePairOptions, Result};
+use crate::queue_pair::begin;
+use crate::{Context, DatagramQueuePair, Error, QueuePair, QueuePairOptions, Result, UnreliableQueuePair};
 use adverb_core::memory::Access;
+use adverb_core::qp::Service;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
@@ -183,7 +185,25 @@ impl ProtectionDomain {
     /// # Errors
     /// EINVAL for sizes beyond the device's limits or queues of another context; ENOMEM when the device is full.
     pub fn queue_pair(&self, options: QueuePairOptions) -> Result<QueuePair> {
-        QueuePair::new(self, options)
+        let rights = options.rights;
+        QueuePair::new(self, options, Service::Rc, |core| begin(core, rights))
+    }
+
+    /// A queue pair of the service UC, which is connected by numbers.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.
+    pub fn unreliable_queue_pair(&self, options: QueuePairOptions) -> Result<UnreliableQueuePair> {
+        let rights = options.rights;
+        QueuePair::new(self, options, Service::Uc, |core| begin(core, rights)).map(UnreliableQueuePair)
+    }
+
+    /// A queue pair of datagrams (UD). Those who send to it must know `qkey`.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.
+    pub fn datagram_queue_pair(&self, options: QueuePairOptions, qkey: u32) -> Result<DatagramQueuePair> {
+        DatagramQueuePair::new(self, options, qkey)
     }
 }
 

@@ -19,6 +19,8 @@ bitflags! {
         const WRITE = 1 << 1;
         /// Atomic operations.
         const ATOMIC = 1 << 2;
+        /// Flushes ([`WorkRequest::flush`](crate::WorkRequest::flush)).
+        const FLUSH = 1 << 3;
     }
 }
 
@@ -28,6 +30,7 @@ impl Rights {
         access.set(Access::REMOTE_READ, self.contains(Self::READ));
         access.set(Access::REMOTE_WRITE, self.contains(Self::WRITE));
         access.set(Access::REMOTE_ATOMIC, self.contains(Self::ATOMIC));
+        access.set(Access::FLUSH_GLOBAL, self.contains(Self::FLUSH));
         access
     }
 }

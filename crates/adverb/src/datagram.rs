@@ -1,0 +1,169 @@
+//! Datagrams (the service UD): one queue pair sends to many, and receives from all.
+
+use crate::raw::{HOP_LIMIT, random_24_bits};
+use crate::request::{DatagramRequest, Rejected};
+use crate::route_header;
+use crate::{Completion, Error, ProtectionDomain, QueuePair, QueuePairOptions, Result, Segments};
+use adverb_core::address_handle;
+use adverb_core::attributes::gid_of;
+use adverb_core::cm::{MULTICAST_QUEUE_PAIR, multicast_gid};
+use adverb_core::error::PostError;
+use adverb_core::qp::{AttributeMask, Attributes, Path, Service, State};
+use adverb_core::request::Datagram;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Bytes in front of each datagram that is received: the header of its route. A receive needs room for them.
+pub const DATAGRAM_HEADER: usize = 40;
+
+/// A way to a host (`ibv_create_ah`). Cheap to clone, thread-safe.
+#[derive(Clone)]
+pub struct AddressHandle(Arc<address_handle::AddressHandle>);
+
+impl AddressHandle {
+    /// The way from the local address `from` to the host at `to`.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL if `from` is no address of the device; EOPNOTSUPP if that has no datagrams; ENOMEM when it is full.
+    pub fn new(domain: &ProtectionDomain, from: IpAddr, to: IpAddr) -> Result<Self> {
+        Self::to_gid(domain, domain.context().gid_index(&gid_of(from))?, gid_of(to))
+    }
+
+    /// The way to the members of a multicast group. [`AddressHandle::EVERYBODY`] is their queue pair number.
+    ///
+    /// # Errors
+    /// As [`AddressHandle::new`]; EINVAL if `group` is no multicast address.
+    pub fn multicast(domain: &ProtectionDomain, from: IpAddr, group: IpAddr) -> Result<Self> {
+        Self::to_gid(domain, domain.context().gid_index(&gid_of(from))?, multicast_gid(group)?)
+    }
+
+    /// The number that stands for the queue pairs of all members of a multicast group.
+    pub const EVERYBODY: u32 = MULTICAST_QUEUE_PAIR;
+
+    /// The way back to the sender of a datagram. None if the completion is not of a datagram that was received, or if the datagram came by
+    /// multicast, or to an address that the device has no more.
+    pub fn of_sender(domain: &ProtectionDomain, completion: &Completion) -> Option<Self> {
+        completion.sender?;
+        let (peer, local) = route_header::sender(completion.header()?)?;
+        Self::to_gid(domain, domain.context().gid_index(&local).ok()?, peer).ok()
+    }
+
+    fn to_gid(domain: &ProtectionDomain, source_gid_index: u8, gid: [u8; 16]) -> Result<Self> {
+        let path =
+            Path { gid, source_gid_index, hop_limit: HOP_LIMIT, is_global: true, port: 1, ..Path::default() };
+        Ok(Self(address_handle::AddressHandle::new(&domain.core, path)?))
+    }
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = std::net::Ipv6Addr::from(self.0.path().gid).to_canonical();
+        f.debug_struct("AddressHandle").field("to", &to).finish()
+    }
+}
+
+/// A queue pair of datagrams (UD): ready from the start, without a connection. A datagram has at most the path MTU
+/// ([`PortAttributes::active_mtu`](crate::PortAttributes::active_mtu)), and can be lost.
+///
+/// ```
+/// use adverb::{AddressHandle, Context, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+/// use std::time::Duration;
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open("roce0")?;
+/// let domain = context.protection_domain()?;
+/// let completions = context.completion_queue(16)?;
+/// const QKEY: u32 = 0x1234;
+/// let receiver = domain.datagram_queue_pair(QueuePairOptions::new(&completions), QKEY)?;
+/// let sends = context.completion_queue(16)?;
+/// let sender = domain.datagram_queue_pair(QueuePairOptions::new(&sends), QKEY)?;
+/// receiver.post_receive(1, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+/// let local = "127.0.0.1".parse().unwrap();
+/// let way = AddressHandle::new(&domain, local, local)?;
+/// sender.post_send(DatagramRequest::send(b"found you", &way, receiver.number(), QKEY))?;
+/// let received = completions.wait(Duration::from_secs(10))?.success()?;
+/// assert_eq!(received.datagram(), Some(&b"found you"[..]));
+/// assert_eq!(received.sender, Some(sender.number()));
+/// // The way back:
+/// assert!(AddressHandle::of_sender(&domain, &received).is_some());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It has Sends alone. The compiler refuses a Read, and every other request of a connection:
+///
+/// ```compile_fail,E0308
+/// # fn post(pair: &adverb::DatagramQueuePair, buffer: adverb::Buffer, there: &adverb::RemoteMemory) {
+/// let _ = pair.post_send(adverb::WorkRequest::read(buffer, there));
+/// # }
+/// ```
+pub struct DatagramQueuePair(QueuePair);
+
+impl DatagramQueuePair {
+    pub(crate) fn new(domain: &ProtectionDomain, options: QueuePairOptions, qkey: u32) -> Result<Self> {
+        let pair = QueuePair::new(domain, options, Service::Ud, |core| {
+            let to = |state| Attributes {
+                state: Some(state),
+                port: 1,
+                qkey,
+                sq_psn: random_24_bits(),
+                ..Attributes::default()
+            };
+            use AttributeMask as M;
+            core.modify(&to(State::Init), M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY)?;
+            core.modify(&to(State::Rtr), M::STATE)?;
+            Ok(core.modify(&to(State::Rts), M::STATE | M::SQ_PSN)?)
+        })?;
+        Ok(Self(pair))
+    }
+
+    /// Its number, which senders need.
+    pub fn number(&self) -> u32 {
+        self.0.number()
+    }
+
+    /// Puts a datagram on its way. It is complete when it has left.
+    ///
+    /// # Errors
+    /// As [`Connection::post_send`](crate::Connection::post_send).
+    #[inline]
+    pub fn post_send(&self, request: DatagramRequest<'_>) -> Result<(), Rejected> {
+        let DatagramRequest { request, way, number, qkey } = request;
+        if way.0.domain().number() != self.0.domain().number() {
+            return Err(Rejected::of(PostError::OtherDomain, request));
+        }
+        self.0.post_to(request, Some(Datagram { path: way.0.path(), queue_pair: number, qkey }))
+    }
+
+    /// Offers memory for a datagram, with [`DATAGRAM_HEADER`] bytes of room in front. A datagram that finds none is lost.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_receive`].
+    #[inline]
+    pub fn post_receive(&self, id: u64, target: impl Into<Segments>) -> Result<(), Rejected> {
+        self.0.post_receive(id, target)
+    }
+
+    /// Receives what is sent to a multicast group, too, from now on.
+    ///
+    /// # Errors
+    /// EINVAL if `group` is no multicast address.
+    pub fn join(&self, group: IpAddr) -> Result<()> {
+        Ok(self.0.core().attach_multicast(&multicast_gid(group)?)?)
+    }
+
+    /// Leaves a multicast group.
+    ///
+    /// # Errors
+    /// EINVAL for a group that it has not joined.
+    pub fn leave(&self, group: IpAddr) -> Result<()> {
+        self.0.core().detach_multicast(&multicast_gid(group)?).map_err(Error::from)
+    }
+}
+
+impl fmt::Debug for DatagramQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DatagramQueuePair").field(&self.0).finish()
+    }
+}

@@ -1,0 +1,365 @@
+//! Queue pairs that are connected by numbers, without a connection manager: as programs in C do that exchange them over a socket.
+
+use crate::connection::NotConnected;
+use crate::request::{Rejected, UnreliableRequest, WorkRequest};
+use crate::{ConnectError, ConnectionOptions, Error, QueuePair, Result};
+use adverb_core::cm::Agreement;
+use adverb_core::qp::{Path, Service, State};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Deref;
+use std::str::FromStr;
+
+/// Hop limit of packets: what Linux gives to IP packets.
+pub(crate) const HOP_LIMIT: u8 = 64;
+
+/// The numbers by which a peer reaches a queue pair: queue pair number, first packet sequence number (PSN) and GID.
+///
+/// [`RawAddress::write_to`] and [`RawAddress::read_from`] exchange them over a socket in the form of `ibv_rc_pingpong` and its like.
+///
+/// ```
+/// use adverb::RawAddress;
+///
+/// let address: RawAddress = "0000:000123:abcdef:00000000000000000000ffff7f000001".parse().unwrap();
+/// assert_eq!((address.number, address.first_packet, address.ip()), (0x123, 0xabcdef, "127.0.0.1".parse().unwrap()));
+/// assert_eq!(address.to_string(), "0000:000123:abcdef:00000000000000000000ffff7f000001");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawAddress {
+    /// Number of the queue pair.
+    pub number: u32,
+    /// The sequence number of its first packet, below 2^24.
+    pub first_packet: u32,
+    /// The GID of its port: an IPv6 address, or an IPv4 address mapped into one.
+    pub gid: [u8; 16],
+}
+
+impl RawAddress {
+    /// Bytes of the form on a socket: the text, and a zero.
+    pub const BYTES: usize = 52;
+
+    /// The GID as an IP address.
+    pub fn ip(&self) -> IpAddr {
+        Ipv6Addr::from(self.gid).to_canonical()
+    }
+
+    /// Sends it as text with a zero behind it.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn write_to(&self, stream: &mut impl Write) -> io::Result<()> {
+        let mut bytes = self.to_string().into_bytes();
+        bytes.push(0);
+        stream.write_all(&bytes)
+    }
+
+    /// Receives what [`RawAddress::write_to`] sends.
+    ///
+    /// # Errors
+    /// Those of the stream; [`io::ErrorKind::InvalidData`] for something else than an address.
+    pub fn read_from(stream: &mut impl Read) -> io::Result<Self> {
+        let mut bytes = [0; Self::BYTES];
+        stream.read_exact(&mut bytes)?;
+        let text = std::str::from_utf8(&bytes[..Self::BYTES - 1]).map_err(|_| NoAddress);
+        text.and_then(str::parse).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+impl fmt::Display for RawAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0000:{:06x}:{:06x}:", self.number, self.first_packet)?;
+        self.gid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A text that is no [`RawAddress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoAddress;
+
+impl fmt::Display for NoAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this is no address of a queue pair: LID, number, first PSN and GID are wanted, in hexadecimal digits with colons between them")
+    }
+}
+
+impl std::error::Error for NoAddress {}
+
+impl FromStr for RawAddress {
+    type Err = NoAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoAddress> {
+        let mut parts = text.split(':');
+        let mut next = |digits: usize| {
+            let part = parts.next().filter(|part| part.len() == digits)?;
+            let is_hexadecimal = part.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_hexadecimal.then(|| u128::from_str_radix(part, 16).ok()).flatten()
+        };
+        let (lid, number, first_packet, gid) = (next(4), next(6), next(6), next(32));
+        match (lid, number, first_packet, gid, parts.next()) {
+            (Some(_), Some(number), Some(first_packet), Some(gid), None) => {
+                Ok(Self { number: number as u32, first_packet: first_packet as u32, gid: gid.to_be_bytes() })
+            }
+            _ => Err(NoAddress),
+        }
+    }
+}
+
+/// A queue pair that [`QueuePair::connect_raw`] has connected. Dropping it ends it; the peer learns of that by its own requests alone.
+pub struct RawConnection(QueuePair);
+
+impl RawConnection {
+    /// As [`Connection::post_send`](crate::Connection::post_send).
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
+        self.0.post(request)
+    }
+
+    /// The queue pair, in error: its requests come back as flushed. [`QueuePair::reset`] makes it new.
+    pub fn into_queue_pair(self) -> QueuePair {
+        self.0.fail();
+        self.0
+    }
+}
+
+impl Deref for RawConnection {
+    type Target = QueuePair;
+
+    #[inline]
+    fn deref(&self) -> &QueuePair {
+        &self.0
+    }
+}
+
+impl fmt::Debug for RawConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawConnection").field(&self.0).finish()
+    }
+}
+
+impl QueuePair {
+    /// The numbers by which a peer reaches this queue pair, at the local address `ip`. The first packet number is a new one each time: keep the
+    /// result, and hand it to [`QueuePair::connect_raw`].
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL if `ip` is no address of the device.
+    pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
+        let gid = adverb_core::attributes::gid_of(ip);
+        self.own_index(&gid)?;
+        Ok(RawAddress { number: self.number(), first_packet: random_24_bits(), gid })
+    }
+
+    /// Index of a GID of this side.
+    pub(crate) fn own_index(&self, gid: &[u8; 16]) -> Result<u8> {
+        self.domain().context().gid_index(gid)
+    }
+
+    /// Connects to the queue pair at `peer` without a connection manager (`ibv_modify_qp`, to RTR and RTS). Nothing is sent. The peer does the
+    /// same with the two addresses exchanged. On `roce0` alone: TCP connections of `iwarp0` need the manager.
+    ///
+    /// Of `options` count retries, depths, answer time, traffic class and path MTU. The peer may run in C, for instance `ibv_rc_pingpong -g`.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, Context, QueuePairOptions, WorkRequest};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = Context::open("roce0")?;
+    /// let domain = context.protection_domain()?;
+    /// let completions = context.completion_queue(16)?;
+    /// let [a, b] = [(); 2].map(|()| domain.queue_pair(QueuePairOptions::new(&completions)));
+    /// let (a, b) = (a?, b?);
+    /// let local = "127.0.0.1".parse().unwrap();
+    /// let (of_a, of_b) = (a.raw_address(local)?, b.raw_address(local)?);
+    /// let options = ConnectionOptions::new();
+    /// b.post_receive(7, domain.buffer(64)?)?;
+    /// let a = a.connect_raw(&of_a, &of_b, &options)?;
+    /// let b = b.connect_raw(&of_b, &of_a, &options)?;
+    /// a.post_send(WorkRequest::send(b"by numbers"))?;
+    /// let both = [(); 2].map(|()| completions.wait(Duration::from_secs(10)));
+    /// assert!(both.into_iter().any(|end| end.is_ok_and(|end| end.message() == b"by numbers")));
+    /// # drop(b);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// EINVAL for values that the device does not have, or a device that connects by its manager alone. The queue pair comes back in the error.
+    pub fn connect_raw(
+        self,
+        own: &RawAddress,
+        peer: &RawAddress,
+        options: &ConnectionOptions,
+    ) -> Result<RawConnection, NotConnected> {
+        match self.to_connected(Service::Rc, own, peer, options) {
+            Ok(()) => Ok(RawConnection(self)),
+            Err(error) => Err(self.not_connected(error)),
+        }
+    }
+
+    fn not_connected(self, error: Error) -> NotConnected {
+        self.fail();
+        NotConnected { error: ConnectError::Failed(error), queue_pair: self }
+    }
+
+    fn to_connected(
+        &self,
+        service: Service,
+        own: &RawAddress,
+        peer: &RawAddress,
+        options: &ConnectionOptions,
+    ) -> Result<()> {
+        let context = self.domain().context();
+        let parameters = options.parameters(context, None)?;
+        let address_options = options.address_options()?;
+        let active = context.port()?.active_mtu;
+        let agreement = Agreement {
+            service,
+            path: Path {
+                gid: peer.gid,
+                source_gid_index: self.own_index(&own.gid)?,
+                hop_limit: HOP_LIMIT,
+                traffic_class: address_options.type_of_service.unwrap_or(0),
+                is_global: true,
+                port: 1,
+                ..Path::default()
+            },
+            path_mtu: address_options.path_mtu.unwrap_or(1024).min(active),
+            destination: peer.number,
+            rq_psn: peer.first_packet,
+            sq_psn: own.first_packet,
+            responder_resources: parameters.responder_resources,
+            initiator_depth: parameters.initiator_depth,
+            ack_timeout: address_options.ack_timeout.unwrap_or(14),
+            retry_count: parameters.retry_count,
+            rnr_retry_count: parameters.rnr_retry_count,
+        };
+        for state in [State::Rtr, State::Rts] {
+            let (attributes, mask) = agreement.attributes(state)?;
+            self.core().modify(&attributes, mask)?;
+        }
+        Ok(())
+    }
+}
+
+/// A queue pair of the service UC: Sends and Writes without acknowledgements. What the network loses is lost.
+///
+/// It is connected by numbers alone ([`UnreliableQueuePair::connect_raw`]), and has no Reads and atomics:
+///
+/// ```compile_fail,E0308
+/// # fn post(connection: &adverb::UnreliableConnection, buffer: adverb::Buffer, there: &adverb::RemoteMemory) {
+/// let _ = connection.post_send(adverb::WorkRequest::read(buffer, there));
+/// # }
+/// ```
+pub struct UnreliableQueuePair(pub(crate) QueuePair);
+
+impl UnreliableQueuePair {
+    /// As [`QueuePair::connect_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_raw(
+        self,
+        own: &RawAddress,
+        peer: &RawAddress,
+        options: &ConnectionOptions,
+    ) -> Result<UnreliableConnection, NotConnected> {
+        match self.0.to_connected(Service::Uc, own, peer, options) {
+            Ok(()) => Ok(UnreliableConnection(self.0)),
+            Err(error) => Err(self.0.not_connected(error)),
+        }
+    }
+
+    /// As [`QueuePair::raw_address`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
+        self.0.raw_address(ip)
+    }
+
+    /// As [`QueuePair::post_receive`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_receive(&self, id: u64, target: impl Into<crate::Segments>) -> Result<(), Rejected> {
+        self.0.post_receive(id, target)
+    }
+}
+
+impl fmt::Debug for UnreliableQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UnreliableQueuePair").field(&self.0).finish()
+    }
+}
+
+/// A connected queue pair of the service UC.
+pub struct UnreliableConnection(QueuePair);
+
+impl UnreliableConnection {
+    /// As [`Connection::post_send`](crate::Connection::post_send), for the requests that the service has. A request is complete when its packets have
+    /// left.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_send(&self, request: UnreliableRequest<'_>) -> Result<(), Rejected> {
+        self.0.post(request.0)
+    }
+
+    /// As [`QueuePair::post_receive`]. A message that finds no receive is lost.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_receive(&self, id: u64, target: impl Into<crate::Segments>) -> Result<(), Rejected> {
+        self.0.post_receive(id, target)
+    }
+
+    /// Its number, as completions carry it.
+    pub fn number(&self) -> u32 {
+        self.0.number()
+    }
+}
+
+impl fmt::Debug for UnreliableConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("UnreliableConnection").field(&self.0).finish()
+    }
+}
+
+/// A number that nobody can foresee, below 2^24.
+pub(crate) fn random_24_bits() -> u32 {
+    adverb_core::random::word() as u32 & 0xff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_journey_and_nonsense_is_refused() {
+        let address = RawAddress { number: 0xabcdef, first_packet: 1, gid: [7; 16] };
+        let mut bytes = Vec::new();
+        address.write_to(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), RawAddress::BYTES);
+        assert_eq!(RawAddress::read_from(&mut &bytes[..]).unwrap(), address);
+        assert_eq!(RawAddress::read_from(&mut &bytes[1..]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let text = address.to_string();
+        for wrong in [
+            "",
+            "0000:1:1:1",
+            &text[1..],
+            &format!("{text}:"),
+            &text.replace('a', "+"),
+            &text.replace('a', "é"),
+        ] {
+            assert_eq!(wrong.parse::<RawAddress>(), Err(NoAddress), "{wrong}");
+        }
+        bytes[3] = 0xff;
+        assert_eq!(RawAddress::read_from(&mut &bytes[..]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
