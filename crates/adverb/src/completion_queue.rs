@@ -1,7 +1,7 @@
 //! Completion queues: where the buffers of finished requests come back.
 
-use crate::flight::Flights;
-use crate::{Completion, Context, Error, Result};
+use crate::flight::{Flights, shared_queue};
+use crate::{Completion, Context, Error, Result, SharedReceiveQueue};
 use adverb_core::cq::{self, CompletionChannel};
 use adverb_core::lock::{Guard, Lock};
 use adverb_core::memory::moved::safe_point;
@@ -96,12 +96,26 @@ impl CompletionQueue {
             let mut found = None;
             self.0.core.poll(1, |completion| found = Some(*completion))?;
             let Some(completion) = found else { return Ok(None) };
-            let complete = self.flights().complete(completion.wr_id);
             // Requests of a queue pair that was dropped meanwhile are nobody's.
-            if let Some((flight, earlier)) = complete {
-                return Ok(Some(Completion::new(&completion, flight, earlier)));
+            if let Some(completion) = self.complete(&completion) {
+                return Ok(Some(completion));
             }
         }
+    }
+
+    /// Takes the request of a completion out of its table.
+    #[inline]
+    fn complete(&self, completion: &request::Completion) -> Option<Completion> {
+        let complete = match shared_queue(completion.wr_id) {
+            None => self.flights().complete(completion.wr_id),
+            // Its drop, if this was the last clone, comes without a lock.
+            Some(identity) => {
+                let queue = SharedReceiveQueue::of_identity(identity)?;
+                queue.flights().complete(completion.wr_id)
+            }
+        };
+        let (flight, earlier) = complete?;
+        Some(Completion::new(completion, flight, earlier))
     }
 
     /// Appends up to `most` completions to `list`, the oldest first, and says how many. Never waits. Several at once cost less than each by
@@ -134,10 +148,7 @@ impl CompletionQueue {
                     *place = *completion;
                 }
             })?;
-            for completion in &found[..count] {
-                let complete = self.flights().complete(completion.wr_id);
-                list.extend(complete.map(|(flight, earlier)| Completion::new(completion, flight, earlier)));
-            }
+            list.extend(found[..count].iter().filter_map(|completion| self.complete(completion)));
             if count < wanted {
                 break;
             }

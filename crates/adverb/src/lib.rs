@@ -55,6 +55,7 @@
 //! - A request in flight owns its part of the memory. The owner is a table in the [`CompletionQueue`], not the program. So the program can neither free
 //!   nor change the bytes.
 //! - A completion takes its request out of the table, once. Its name there is never used again.
+//! - A [`SharedReceiveQueue`] has such a table for its receives, which a completion names.
 //! - A [`QueuePair`] keeps its completion queues, and each object keeps the context that it comes from. The drop of a queue pair ends its
 //!   requests, and frees their memory afterwards.
 //! - A leaked object keeps all of this for ever. A leaked [`Connection`] goes on with its receives, into memory that stays mapped.
@@ -176,6 +177,7 @@ mod queue_pair;
 mod raw;
 mod request;
 mod route_header;
+mod shared_receive_queue;
 
 pub use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
 /// What [`Context::private_data_limits`] returns.
@@ -193,12 +195,14 @@ pub use device::{Context, Device};
 pub use error::{Error, RequestError};
 pub use event::AsyncEvent;
 pub use memory::{
-    Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, NotRegistered, ProtectionDomain,
-    RemoteMemory, Rights, Segment, Segments, StableMemory,
+    Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, MemoryWindow, NotRegistered,
+    ProtectionDomain, RemoteMemory, Rights, Segment, Segments, StableMemory,
 };
 pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use raw::{NoAddress, RawAddress, RawConnection, UnreliableConnection, UnreliableQueuePair};
 pub use request::{Completion, DatagramRequest, Payload, Rejected, UnreliableRequest, WorkRequest};
+
+pub use shared_receive_queue::SharedReceiveQueue;
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,9 +1,9 @@
 //! Queue pairs.
 
-use crate::flight::{Flight, NOTHING};
+use crate::flight::{Flight, NOTHING, shared_queue};
 use crate::memory::Elements;
 use crate::request::{Payload, Rejected, WorkRequest, buffers_of};
-use crate::{Buffer, CompletionQueue, ProtectionDomain, Result, Rights, Segments};
+use crate::{Buffer, CompletionQueue, ProtectionDomain, Result, Rights, Segments, SharedReceiveQueue};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
 use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest};
@@ -26,6 +26,8 @@ pub struct QueuePairOptions {
     pub max_gather: u32,
     /// Segments that one receive can have.
     pub max_scatter: u32,
+    /// Where messages find their receives, in place of a queue of the queue pair's own. `max_receives` and `max_scatter` mean nothing then.
+    pub shared_receive_queue: Option<SharedReceiveQueue>,
     /// Most bytes that one request can take along by copy ([`Payload::Inline`]).
     pub inline_bytes: u32,
     /// The peer's rights over this queue pair; the regions decide for their bytes.
@@ -57,6 +59,7 @@ impl QueuePairOptions {
             max_receives: 128,
             max_gather: 1,
             max_scatter: 1,
+            shared_receive_queue: None,
             inline_bytes: 64,
             rights: Rights::all(),
         }
@@ -71,6 +74,7 @@ pub struct QueuePair {
     core: Arc<qp::QueuePair>,
     send_queue: CompletionQueue,
     receive_queue: CompletionQueue,
+    shared: Option<SharedReceiveQueue>,
     domain: ProtectionDomain,
     rights: Rights,
     /// Tells it from all others in the tables of requests in flight: the device's numbers are used again.
@@ -90,12 +94,15 @@ impl QueuePair {
         begin: impl FnOnce(&qp::QueuePair) -> Result<()>,
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        if let Some(shared) = &options.shared_receive_queue {
+            shared.reserve(&options.receive_queue)?;
+        }
         let core = qp::QueuePair::new(
             &domain.core,
             qp::QueuePairOptions {
                 send_cq: options.send_queue.core().clone(),
                 receive_cq: options.receive_queue.core().clone(),
-                srq: None,
+                srq: options.shared_receive_queue.as_ref().map(|shared| shared.core().clone()),
                 capabilities: Capabilities {
                     max_send_wr: options.max_sends,
                     max_recv_wr: options.max_receives,
@@ -115,6 +122,7 @@ impl QueuePair {
             rights: options.rights,
             send_queue: options.send_queue,
             receive_queue: options.receive_queue,
+            shared: options.shared_receive_queue,
             domain: domain.clone(),
             identity: NEXT.fetch_add(1, Ordering::Relaxed),
             has_unsignalled: AtomicBool::new(false),
@@ -204,14 +212,28 @@ impl QueuePair {
     pub fn reset(&mut self) -> Result<Vec<Buffer>> {
         // By way of an error, which ends only when the transport has let go of the memory of all requests.
         self.fail();
+        let shared = self.take_shared();
         let attributes = Attributes { state: Some(State::Reset), ..Attributes::default() };
         self.core.modify(&attributes, AttributeMask::STATE)?;
-        let buffers = self.take_flights().into_iter().filter_map(|flight| flight.segments);
+        let flights = self.take_flights().into_iter().chain(shared);
+        let buffers = flights.filter_map(|flight| flight.segments);
         let buffers = buffers.flat_map(buffers_of).collect();
         self.has_unsignalled = AtomicBool::new(false);
         self.last_unsignalled = Mutex::new(NOTHING);
         begin(&self.core, self.rights)?;
         Ok(buffers)
+    }
+
+    /// Takes out the shared receives that messages of this queue pair have taken, and whose completions nobody has taken: these vanish. Only in
+    /// error.
+    fn take_shared(&self) -> Vec<Flight> {
+        let Some(shared) = &self.shared else { return Vec::new() };
+        let mut names = Vec::new();
+        self.receive_queue.core().withdraw(self.core.number(), |completion| names.push(completion.wr_id));
+        // The others are in the tables of the completion queues, and leave with all of this queue pair.
+        names.retain(|name| shared_queue(*name).is_some());
+        let mut flights = shared.flights();
+        names.into_iter().filter_map(|name| flights.leave(name)).collect()
     }
 
     /// Takes all requests out of the tables. Only when the engine has let go of their memory.
@@ -345,7 +367,7 @@ pub(crate) fn begin(core: &qp::QueuePair, rights: Rights) -> Result<()> {
     let initial = Attributes {
         state: Some(State::Init),
         port: 1,
-        access: rights.access().bits(),
+        access: rights.difference(Rights::BIND).access().bits(),
         ..Attributes::default()
     };
     let mask =
@@ -367,6 +389,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if self.shared.is_some() {
+            self.fail();
+            drop(self.take_shared());
+        }
         self.core.destroy();
         // Nobody touches the memory of the requests from here on.
         drop(self.take_flights());

@@ -196,6 +196,20 @@ impl<'a> WorkRequest<'a> {
         Self { compare_add: remote.len(), swap: 1, ..request }
     }
 
+    /// Opens a window: `token` has the key that it is to have.
+    pub(crate) fn bind(token: RemoteMemory, region: u32, access: u32) -> WorkRequest<'static> {
+        let request = WorkRequest::new(Opcode::BindWindow, Payload::Inline(&[]), token);
+        let (compare_add, swap) = (token.len(), access.into());
+        WorkRequest { immediate: region, compare_add, swap, ..request }
+    }
+
+    /// Closes a [`MemoryWindow`](crate::MemoryWindow), whose token this is. When the request is complete, the token opens nothing. It is posted on the
+    /// connection on which the window was bound.
+    pub fn take_back(token: &RemoteMemory) -> Self {
+        let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
+        Self { immediate: token.key(), ..request }
+    }
+
     /// Tells this request from others in its completion.
     pub fn id(self, id: u64) -> Self {
         Self { id, ..self }

@@ -48,7 +48,7 @@ fn a_send_without_a_receive_fails_after_the_retries_that_were_set() {
     let context = Context::open("roce0");
     let Ok(context) = context else { return };
     let ((client, connection), _server) =
-        connected(&context, &options().no_receive_retries(1), &options().no_receive_retries(2));
+        connected(&context, &options().no_receive_retries(7), &options().no_receive_retries(1));
     connection.post_send(WorkRequest::send(b"nobody takes it")).unwrap();
     assert_eq!(client.sends.wait(SOON).unwrap().status, Status::RnrRetryExceeded);
     assert_eq!(connection.wait_ended(SOON), Some(End::Failed(Status::RnrRetryExceeded)));

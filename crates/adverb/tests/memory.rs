@@ -410,3 +410,60 @@ fn threads_post_with_and_without_report() {
         });
     });
 }
+
+#[test]
+fn a_window_opens_its_part_to_its_peer_until_it_is_taken_back() {
+    each_device(|device| {
+        let (client, server) = pair(device);
+        let region = server.domain.register(vec![7u8; 256], Rights::BIND).unwrap();
+        let window = server.domain.memory_window().unwrap();
+        let run = |request: WorkRequest<'_>| {
+            server.connection.post_send(request).unwrap();
+            server.sends.wait(SOON).unwrap()
+        };
+        let (bind, token) = window.bind(&region, 64..128, Rights::READ);
+        run(bind).success().unwrap();
+        let read = |token: &RemoteMemory| {
+            let target = client.domain.buffer(token.len() as usize).unwrap();
+            client.connection.post_send(WorkRequest::read(target, token)).unwrap();
+            client.sends.wait(SOON).unwrap()
+        };
+        assert_eq!(read(&token).success().unwrap().into_buffer()[..], [7; 64]);
+        // It is open, so its rights and its bytes stay what they are.
+        let refused = region.reregister(Rights::READ).unwrap_err();
+        assert_eq!(refused.error.errno(), libc::EBUSY);
+        let region = refused.memory;
+        run(WorkRequest::take_back(&token)).success().unwrap();
+        let (bind, next) = window.bind(&region, .., Rights::READ);
+        run(bind).success().unwrap();
+        assert_ne!(token.key(), next.key());
+        assert_eq!(read(&next).success().unwrap().into_buffer().len(), 256);
+        // The old token opens nothing, and the connection ends.
+        assert_ne!(read(&token).status, Status::Success);
+        // The bytes come back, though the window is still bound.
+        assert_eq!(region.deregister::<Vec<u8>>().unwrap(), [7; 256]);
+    });
+}
+
+#[test]
+fn the_rights_of_a_region_change_and_its_key_stays() {
+    each_device(|device| {
+        let (client, server) = pair(device);
+        let region = server.domain.register(vec![0u8; 64], Rights::WRITE).unwrap();
+        let token = region.remote();
+        write(&client, client.domain.register_buffer(vec![3; 64]).unwrap(), &token);
+        let clone = region.clone();
+        let refused = region.reregister(Rights::READ).unwrap_err();
+        assert_eq!(refused.error.errno(), libc::EBUSY);
+        drop(clone);
+        let region = refused.memory.reregister(Rights::READ).unwrap();
+        assert_eq!(region.remote(), token);
+        client.connection.post_send(WorkRequest::read(client.domain.buffer(64).unwrap(), &token)).unwrap();
+        assert_eq!(client.sends.wait(SOON).unwrap().success().unwrap().into_buffer()[..], [3; 64]);
+        client.connection.post_send(WorkRequest::write(b"no", &token)).unwrap();
+        assert!(client.connection.wait_disconnected(SOON));
+        assert_eq!(region.deregister::<Vec<u8>>().unwrap(), [3; 64]);
+        let own = server.domain.memory_region(64, Rights::READ).unwrap();
+        assert_eq!(own.reregister(Rights::WRITE).unwrap_err().error.errno(), libc::EOPNOTSUPP);
+    });
+}

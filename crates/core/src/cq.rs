@@ -778,6 +778,11 @@ impl CompletionQueue {
 
     /// Forgets the completions of a queue pair that is destroyed or reset.
     pub(crate) fn forget_queue_pair(&self, number: u32) {
+        self.withdraw(number, |_| ());
+    }
+
+    /// Takes out the completions of a queue pair, wherever they stand: of one that ends, and whose completions nobody is to see.
+    pub fn withdraw(&self, number: u32, mut taken: impl FnMut(&Completion)) {
         if let Some(late) = self.late() {
             late.forget(number);
         }
@@ -786,7 +791,9 @@ impl CompletionQueue {
         let mut kept = 0;
         for index in 0..length {
             let entry = ring.entries[(first + index) % room];
-            if entry.queue_pair != number {
+            if entry.queue_pair == number {
+                taken(&entry);
+            } else {
                 ring.entries[(first + kept) % room] = entry;
                 kept += 1;
             }

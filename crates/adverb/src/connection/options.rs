@@ -20,14 +20,16 @@ use std::time::Duration;
 /// # let server = std::thread::spawn(move || -> adverb::Result<()> {
 /// #     let completions = server.completion_queue(16)?;
 /// #     let queue_pair = server.protection_domain()?.queue_pair(QueuePairOptions::new(&completions))?;
-/// #     let connection = listener.accept(Duration::from_secs(10))?.accept(queue_pair, b"", Duration::from_secs(10))?;
+/// // The server lets a Send without a receive fail, instead of having it wait for ever.
+/// let options = ConnectionOptions::new().no_receive_retries(1);
+/// let connection = listener.accept(Duration::from_secs(10))?.accept_with(queue_pair, &options)?;
 /// #     connection.wait_ended(Duration::from_secs(10));
 /// #     Ok(())
 /// # });
 /// # let completions = context.completion_queue(16)?;
 /// # let queue_pair = context.protection_domain()?.queue_pair(QueuePairOptions::new(&completions))?;
-/// // A Send to a peer without a receive fails, instead of waiting for ever.
-/// let options = ConnectionOptions::new().timeout(Duration::from_secs(10)).no_receive_retries(1);
+/// // The client:
+/// let options = ConnectionOptions::new().timeout(Duration::from_secs(20)).retries(3);
 /// let connection = queue_pair.connect_with(address, &options)?;
 /// connection.post_send(WorkRequest::send(b"anybody there?"))?;
 /// assert_eq!(completions.wait(Duration::from_secs(10))?.status, Status::RnrRetryExceeded);
@@ -95,8 +97,9 @@ impl ConnectionOptions {
         Self { retries: count, ..self }
     }
 
-    /// How often a Send is repeated that finds no receive at the peer: 0 to 6, or 7 for a wait without a limit (`rnr_retry`). On `roce0` alone: on
-    /// `iwarp0`, a message waits two seconds.
+    /// How often the peer repeats a Send that finds no receive here: 0 to 6, or 7 for a wait without a limit (`rnr_retry_count`). Each side says it to the
+    /// other one. With [`QueuePair::connect_raw`](crate::QueuePair::connect_raw), nobody says anything: there it counts for the Sends of this side. On `roce0` alone:
+    /// on `iwarp0`, a message waits two seconds.
     pub fn no_receive_retries(self, count: u8) -> Self {
         Self { no_receive_retries: count, ..self }
     }

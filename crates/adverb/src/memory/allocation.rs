@@ -1,7 +1,7 @@
 //! Registered bytes, in pages of this crate or in memory that the program gave.
 
 use super::program::StableMemory;
-use crate::{ProtectionDomain, Result};
+use crate::{Error, ProtectionDomain, Result};
 use adverb_core::memory::Access;
 use adverb_core::region::{self, Pages};
 use std::any::Any;
@@ -158,6 +158,35 @@ impl Allocation {
             Some(Ok(memory)) => Ok(*memory),
             // Looked at above.
             _ => unreachable!("memory of the type has been found"),
+        }
+    }
+
+    /// Changes the access to memory of the program.
+    ///
+    /// # Errors
+    /// The allocation again, which is as it was.
+    pub(super) fn change(self: Arc<Self>, access: Access) -> Result<Arc<Self>, (Error, Arc<Self>)> {
+        let busy = "other clones of the memory region, or requests in flight, use it: drop them first";
+        let mut allocation = Arc::try_unwrap(self).map_err(|shared| (Error::Busy(busy.into()), shared))?;
+        let changed = match &mut allocation.keeper {
+            Keeper::Pages { .. } => {
+                Err(Error::Unsupported("only memory that the program has registered can be changed".into()))
+            }
+            Keeper::Program { region, .. } => {
+                let change = region::Reregistration { access: Some(access), ..Default::default() };
+                // SAFETY: the same bytes; what holds for them holds whatever peers may do.
+                match unsafe { region.reregister(&change) } {
+                    Ok(new) => {
+                        *region = new;
+                        Ok(())
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            }
+        };
+        match changed {
+            Ok(()) => Ok(Arc::new(allocation)),
+            Err(error) => Err((error, Arc::new(allocation))),
         }
     }
 

@@ -7,6 +7,7 @@ mod program;
 mod region;
 mod remote;
 mod segments;
+mod window;
 
 pub(crate) use allocation::Allocation;
 pub use buffer::{Buffer, Segment};
@@ -15,9 +16,13 @@ pub use region::{MemoryRegion, Rights};
 pub use remote::RemoteMemory;
 pub(crate) use segments::Elements;
 pub use segments::Segments;
+pub use window::MemoryWindow;
 
 use crate::queue_pair::begin;
-use crate::{Context, DatagramQueuePair, Error, QueuePair, QueuePairOptions, Result, UnreliableQueuePair};
+use crate::{
+    Context, DatagramQueuePair, Error, QueuePair, QueuePairOptions, Result, SharedReceiveQueue,
+    UnreliableQueuePair,
+};
 use adverb_core::memory::Access;
 use adverb_core::qp::Service;
 use std::fmt;
@@ -187,6 +192,22 @@ impl ProtectionDomain {
     pub fn queue_pair(&self, options: QueuePairOptions) -> Result<QueuePair> {
         let rights = options.rights;
         QueuePair::new(self, options, Service::Rc, |core| begin(core, rights))
+    }
+
+    /// A memory window, which opens nothing yet.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP on a device without windows; ENOMEM when it is full.
+    pub fn memory_window(&self) -> Result<MemoryWindow> {
+        MemoryWindow::new(self)
+    }
+
+    /// A queue of at least `max_receives` receives that several queue pairs share, each of at most `max_scatter` segments.
+    ///
+    /// # Errors
+    /// EINVAL for sizes beyond the device's limits; ENOMEM when the device is full.
+    pub fn shared_receive_queue(&self, max_receives: u32, max_scatter: u32) -> Result<SharedReceiveQueue> {
+        SharedReceiveQueue::new(self, max_receives, max_scatter)
     }
 
     /// A queue pair of the service UC, which is connected by numbers.

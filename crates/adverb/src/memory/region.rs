@@ -1,6 +1,6 @@
 //! Memory that peers reach.
 
-use super::{Allocation, ProtectionDomain, RemoteMemory, Segment, StableMemory, resolve};
+use super::{Allocation, NotRegistered, ProtectionDomain, RemoteMemory, Segment, StableMemory, resolve};
 use crate::Result;
 use adverb_core::memory::Access;
 use bitflags::bitflags;
@@ -21,6 +21,8 @@ bitflags! {
         const ATOMIC = 1 << 2;
         /// Flushes ([`WorkRequest::flush`](crate::WorkRequest::flush)).
         const FLUSH = 1 << 3;
+        /// Memory windows may open parts of the region ([`MemoryWindow`](crate::MemoryWindow)). A right of this program, not of peers.
+        const BIND = 1 << 4;
     }
 }
 
@@ -31,6 +33,7 @@ impl Rights {
         access.set(Access::REMOTE_WRITE, self.contains(Self::WRITE));
         access.set(Access::REMOTE_ATOMIC, self.contains(Self::ATOMIC));
         access.set(Access::FLUSH_GLOBAL, self.contains(Self::FLUSH));
+        access.set(Access::MW_BIND, self.contains(Self::BIND));
         access
     }
 }
@@ -82,6 +85,34 @@ impl MemoryRegion {
     pub fn deregister<M: StableMemory>(self) -> Result<M, MemoryRegion> {
         let rights = self.rights;
         self.allocation.give_back().map_err(|allocation| MemoryRegion { allocation, rights })
+    }
+
+    /// Changes the rights of peers; the key stays (`ibv_rereg_mr`). When it returns, no peer has the old rights any more.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.register(vec![0; 4096], Rights::WRITE)?;
+    /// let key = region.remote().key();
+    /// let region = region.reregister(Rights::READ)?;
+    /// assert_eq!((region.rights(), region.remote().key()), (Rights::READ, key));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// EBUSY while another clone exists, a request in flight uses a part, or windows are bound. EOPNOTSUPP for memory of this crate: only memory of
+    /// the program can be changed. The region comes back in the error.
+    pub fn reregister(self, rights: Rights) -> Result<MemoryRegion, NotRegistered<MemoryRegion>> {
+        let before = self.rights;
+        match self.allocation.change(Access::LOCAL_WRITE | rights.access()) {
+            Ok(allocation) => Ok(Self { allocation, rights }),
+            Err((error, allocation)) => {
+                Err(NotRegistered { error, memory: Self { allocation, rights: before } })
+            }
+        }
     }
 
     /// Bytes.
