@@ -133,7 +133,7 @@ impl DatagramQueuePair {
         if way.0.domain().number() != self.0.domain().number() {
             return Err(Rejected::of(PostError::OtherDomain, request));
         }
-        self.0.post_to(request, Some(Datagram { path: way.0.path(), queue_pair: number, qkey }))
+        self.0.post_to(request, Some(Datagram { path: way.0.path(), queue_pair: number, qkey }), 0)
     }
 
     /// Offers memory for a datagram, with [`DATAGRAM_HEADER`] bytes of room in front. A datagram that finds none is lost.

@@ -2,7 +2,7 @@
 
 use crate::completion_queue::{left_until, milliseconds};
 use crate::event::AsyncEvent;
-use crate::{CompletionQueue, Error, PrivateDataLimits, ProtectionDomain, Result};
+use crate::{CompletionQueue, Error, PrivateDataLimits, ProtectionDomain, Result, XrcDomain};
 use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes};
 use adverb_core::engine;
 use adverb_core::log;
@@ -185,6 +185,14 @@ impl Context {
     /// A new protection domain.
     pub fn protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
+    }
+
+    /// A new XRC domain, which no other process knows.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP on a device without the service, as `iwarp0`.
+    pub fn xrc_domain(&self) -> Result<XrcDomain> {
+        XrcDomain::new(self)
     }
 
     /// A new completion queue for at least `capacity` requests in flight; see [`CompletionQueue`].

@@ -26,9 +26,25 @@
 //! | [`WorkRequest::write`] | puts bytes into a region of the peer | nobody |
 //! | [`WorkRequest::read`] | fetches bytes from a region of the peer | nobody |
 //! | [`WorkRequest::fetch_add`], [`WorkRequest::compare_swap`] | change a word of the peer atomically | nobody |
+//! | [`WorkRequest::atomic_write`], [`WorkRequest::flush`] | write a word in one piece; make writes visible | nobody |
+//! | [`MemoryWindow::bind`], [`WorkRequest::take_back`] | open a part of a region of this side, and close it | nobody |
 //!
 //! Requests of one queue pair begin and complete in the order in which they were posted. A completed write or send says that the bytes
 //! have been taken; that the peer has them, one knows from its answer, or from a read posted behind a write.
+//!
+//! # Services
+//!
+//! A [`QueuePair`] is of the reliable service (RC). Each other service has types of its own, which take only the requests that the service has:
+//!
+//! | service | type | connected by | requests |
+//! |---|---|---|---|
+//! | RC | [`QueuePair`] | [`QueuePair::connect`], [`ConnectionRequest::accept`], [`QueuePair::connect_raw`] | [`WorkRequest`] |
+//! | UC | [`UnreliableQueuePair`] | [`UnreliableQueuePair::connect_raw`] | [`UnreliableRequest`]: Sends and Writes |
+//! | UD | [`DatagramQueuePair`] | nothing: each datagram says where to ([`AddressHandle`]) | [`DatagramRequest`]: Sends |
+//! | XRC | [`XrcInitiator`], [`XrcTarget`] | [`XrcInitiator::connect_raw`] | [`WorkRequest`], with the number of a [`SharedReceiveQueue`] |
+//!
+//! `roce0` has all of them, and `iwarp0` has RC. `connect_raw` connects by numbers that the programs exchange themselves. The peer may then be a
+//! program in C, such as `ibv_rc_pingpong`.
 //!
 //! # Who owns the bytes
 //!
@@ -165,6 +181,7 @@
 //! device anew. All waiting in this crate is bounded by a time-out that the caller gives. An event loop of any kind can watch the
 //! descriptors of a [`CompletionQueue`] and a [`Listener`] instead.
 
+mod attributes;
 mod completion_queue;
 mod connection;
 mod datagram;
@@ -178,14 +195,16 @@ mod raw;
 mod request;
 mod route_header;
 mod shared_receive_queue;
+mod xrc;
 
 pub use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
 /// What [`Context::private_data_limits`] returns.
 pub use adverb_core::cm::PrivateDataLimits;
 pub use adverb_core::error::PostError;
 pub use adverb_core::event::AsyncEventKind;
-pub use adverb_core::qp::Service;
+pub use adverb_core::qp::{Service, State as QueuePairState};
 pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
+pub use attributes::{PathAttributes, QueuePairAttributes};
 pub use completion_queue::CompletionQueue;
 pub use connection::{
     ConnectError, Connection, ConnectionOptions, ConnectionRequest, End, Listener, NotConnected,
@@ -203,6 +222,7 @@ pub use raw::{NoAddress, RawAddress, RawConnection, UnreliableConnection, Unreli
 pub use request::{Completion, DatagramRequest, Payload, Rejected, UnreliableRequest, WorkRequest};
 
 pub use shared_receive_queue::SharedReceiveQueue;
+pub use xrc::{XrcConnection, XrcDomain, XrcInitiator, XrcTarget};
 
 /// The result of a call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

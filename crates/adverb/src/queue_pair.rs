@@ -6,7 +6,7 @@ use crate::request::{Payload, Rejected, WorkRequest, buffers_of};
 use crate::{Buffer, CompletionQueue, ProtectionDomain, Result, Rights, Segments, SharedReceiveQueue};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
-use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest};
+use adverb_core::request::{Completion, Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -229,9 +229,10 @@ impl QueuePair {
     fn take_shared(&self) -> Vec<Flight> {
         let Some(shared) = &self.shared else { return Vec::new() };
         let mut names = Vec::new();
-        self.receive_queue.core().withdraw(self.core.number(), |completion| names.push(completion.wr_id));
+        let number = self.core.number();
         // The others are in the tables of the completion queues, and leave with all of this queue pair.
-        names.retain(|name| shared_queue(*name).is_some());
+        let is_shared = |it: &Completion| it.queue_pair == number && shared_queue(it.wr_id).is_some();
+        self.receive_queue.core().withdraw(is_shared, |completion| names.push(completion.wr_id));
         let mut flights = shared.flights();
         names.into_iter().filter_map(|name| flights.leave(name)).collect()
     }
@@ -246,7 +247,13 @@ impl QueuePair {
     /// [`Connection::post_send`](crate::Connection::post_send).
     #[inline]
     pub(crate) fn post(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
-        self.post_to(request, None)
+        self.post_to(request, None, 0)
+    }
+
+    /// The same, of XRC: for the shared receive queue with this number.
+    #[inline]
+    pub(crate) fn post_extended(&self, request: WorkRequest<'_>, shared_queue: u32) -> Result<(), Rejected> {
+        self.post_to(request, None, shared_queue)
     }
 
     /// The same, of a datagram to there.
@@ -255,6 +262,7 @@ impl QueuePair {
         &self,
         request: WorkRequest<'_>,
         datagram: Option<Datagram<'_>>,
+        shared_queue: u32,
     ) -> Result<(), Rejected> {
         let WorkRequest { id, opcode, flags, payload, remote, immediate, compare_add, swap } = request;
         let (segments, inline) = match payload {
@@ -274,6 +282,7 @@ impl QueuePair {
             compare_add,
             swap,
             datagram,
+            shared_queue,
             ..SendRequest::default()
         };
         let reports = flags.contains(SendFlags::SIGNALED);

@@ -2,9 +2,9 @@
 
 use crate::connection::NotConnected;
 use crate::request::{Rejected, UnreliableRequest, WorkRequest};
-use crate::{ConnectError, ConnectionOptions, Error, QueuePair, Result};
+use crate::{ConnectError, ConnectionOptions, Context, Error, QueuePair, Result};
 use adverb_core::cm::Agreement;
-use adverb_core::qp::{Path, Service, State};
+use adverb_core::qp::{self, Path, Service, State};
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr};
@@ -147,14 +147,7 @@ impl QueuePair {
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
-        let gid = adverb_core::attributes::gid_of(ip);
-        self.own_index(&gid)?;
-        Ok(RawAddress { number: self.number(), first_packet: random_24_bits(), gid })
-    }
-
-    /// Index of a GID of this side.
-    pub(crate) fn own_index(&self, gid: &[u8; 16]) -> Result<u8> {
-        self.domain().context().gid_index(gid)
+        address(self.domain().context(), self.number(), ip)
     }
 
     /// Connects to the queue pair at `peer` without a connection manager (`ibv_modify_qp`, to RTR and RTS). Nothing is sent. The peer does the
@@ -212,37 +205,55 @@ impl QueuePair {
         peer: &RawAddress,
         options: &ConnectionOptions,
     ) -> Result<()> {
-        let context = self.domain().context();
-        let parameters = options.parameters(context, None)?;
-        let address_options = options.address_options()?;
-        let active = context.port()?.active_mtu;
-        let agreement = Agreement {
-            service,
-            path: Path {
-                gid: peer.gid,
-                source_gid_index: self.own_index(&own.gid)?,
-                hop_limit: HOP_LIMIT,
-                traffic_class: address_options.type_of_service.unwrap_or(0),
-                is_global: true,
-                port: 1,
-                ..Path::default()
-            },
-            path_mtu: address_options.path_mtu.unwrap_or(1024).min(active),
-            destination: peer.number,
-            rq_psn: peer.first_packet,
-            sq_psn: own.first_packet,
-            responder_resources: parameters.responder_resources,
-            initiator_depth: parameters.initiator_depth,
-            ack_timeout: address_options.ack_timeout.unwrap_or(14),
-            retry_count: parameters.retry_count,
-            rnr_retry_count: parameters.rnr_retry_count,
-        };
-        for state in [State::Rtr, State::Rts] {
-            let (attributes, mask) = agreement.attributes(state)?;
-            self.core().modify(&attributes, mask)?;
-        }
-        Ok(())
+        connect(self.core(), self.domain().context(), service, own, peer, options)
     }
+}
+
+/// The numbers of a queue pair at a local address, with a new number of its first packet.
+pub(crate) fn address(context: &Context, number: u32, ip: IpAddr) -> Result<RawAddress> {
+    let gid = adverb_core::attributes::gid_of(ip);
+    context.gid_index(&gid)?;
+    Ok(RawAddress { number, first_packet: random_24_bits(), gid })
+}
+
+/// Brings a queue pair to RTS.
+pub(crate) fn connect(
+    queue_pair: &qp::QueuePair,
+    context: &Context,
+    service: Service,
+    own: &RawAddress,
+    peer: &RawAddress,
+    options: &ConnectionOptions,
+) -> Result<()> {
+    let parameters = options.parameters(context, None)?;
+    let address_options = options.address_options()?;
+    let active = context.port()?.active_mtu;
+    let agreement = Agreement {
+        service,
+        path: Path {
+            gid: peer.gid,
+            source_gid_index: context.gid_index(&own.gid)?,
+            hop_limit: HOP_LIMIT,
+            traffic_class: address_options.type_of_service.unwrap_or(0),
+            is_global: true,
+            port: 1,
+            ..Path::default()
+        },
+        path_mtu: address_options.path_mtu.unwrap_or(1024).min(active),
+        destination: peer.number,
+        rq_psn: peer.first_packet,
+        sq_psn: own.first_packet,
+        responder_resources: parameters.responder_resources,
+        initiator_depth: parameters.initiator_depth,
+        ack_timeout: address_options.ack_timeout.unwrap_or(14),
+        retry_count: parameters.retry_count,
+        rnr_retry_count: parameters.rnr_retry_count,
+    };
+    for state in [State::Rtr, State::Rts] {
+        let (attributes, mask) = agreement.attributes(state)?;
+        queue_pair.modify(&attributes, mask)?;
+    }
+    Ok(())
 }
 
 /// A queue pair of the service UC: Sends and Writes without acknowledgements. What the network loses is lost.

@@ -1,12 +1,13 @@
 //! Receives that several queue pairs share.
 
-use crate::flight::{Flight, Flights, MOST_SHARED, NOTHING};
+use crate::flight::{Flight, Flights, MOST_SHARED, NOTHING, shared_queue};
 use crate::request::Rejected;
 use crate::{CompletionQueue, Error, ProtectionDomain, Result, Segments};
 use adverb_core::error::PostError;
 use adverb_core::lock::{Guard, Lock};
 use adverb_core::request::ReceiveRequest;
 use adverb_core::srq::{self, SharedReceiveQueueAttributes};
+use adverb_core::xrc::XrcDomain;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +59,26 @@ static ALL: LazyLock<RwLock<HashMap<u32, Weak<Inner>>>> = LazyLock::new(RwLock::
 impl SharedReceiveQueue {
     pub(crate) fn new(domain: &ProtectionDomain, max_receives: u32, max_scatter: u32) -> Result<Self> {
         let sizes = SharedReceiveQueueAttributes { max_wr: max_receives, max_sge: max_scatter, limit: 0 };
-        let core = srq::SharedReceiveQueue::new(&domain.core, sizes)?;
+        Self::of(domain, srq::SharedReceiveQueue::new(&domain.core, sizes)?)
+    }
+
+    /// A queue of XRC, whose receives complete on `completions`.
+    pub(crate) fn extended(
+        domain: &ProtectionDomain,
+        xrc: &Arc<XrcDomain>,
+        completions: &CompletionQueue,
+        max_receives: u32,
+        max_scatter: u32,
+    ) -> Result<Self> {
+        let sizes = SharedReceiveQueueAttributes { max_wr: max_receives, max_sge: max_scatter, limit: 0 };
+        let queue = completions.core();
+        let core = srq::SharedReceiveQueue::new_extended(&domain.core, sizes, xrc, queue, None)?;
+        let shared = Self::of(domain, core)?;
+        shared.reserve(completions)?;
+        Ok(shared)
+    }
+
+    fn of(domain: &ProtectionDomain, core: Arc<srq::SharedReceiveQueue>) -> Result<Self> {
         // No number is given a second time, so a name never leads to another queue.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let identity = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
@@ -165,10 +185,12 @@ impl SharedReceiveQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // No queue pair takes receives here any more: each holds a clone. So nobody touches the memory of the receives, which the drop of the table
-        // frees.
+        // No queue pair takes receives here any more: each holds a clone. A target of XRC holds none, and finds the key of a receive gone when the
+        // drop of the table has ended its registration.
         let _ = self.core.retire();
         for queue in self.room.lock().drain(..) {
+            // Otherwise they would take the room that others get.
+            queue.core().withdraw(|completion| shared_queue(completion.wr_id) == Some(self.identity), |_| ());
             queue.flights().release(self.core.attributes().max_wr as usize);
         }
         ALL.write().unwrap_or_else(PoisonError::into_inner).remove(&self.identity);

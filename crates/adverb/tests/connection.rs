@@ -205,3 +205,27 @@ fn those_who_listen_need_not_wait() {
         });
     });
 }
+
+#[test]
+fn settings_are_what_was_asked_for() {
+    each_device(|device| {
+        let context = device.open().unwrap();
+        let of_client =
+            options().inbound_reads(3).outbound_reads(2).retries(5).path_mtu(512).traffic_class(0x40);
+        let of_client = of_client.answer_time(Duration::from_millis(100));
+        let ((_, client), (_, server)) = connected(&context, &of_client, &options().no_receive_retries(4));
+        assert_eq!(client.attributes().state, adverb::QueuePairState::Rts);
+        assert!(client.attributes().max_sends >= 128 && client.attributes().max_gather >= 1);
+        let (Some(near), Some(far)) = (client.attributes().path, server.attributes().path) else {
+            // iWARP has no such numbers.
+            assert_ne!(device.name(), "roce0");
+            return;
+        };
+        assert_eq!((near.peer, far.peer), (server.number(), client.number()));
+        assert_eq!((near.path_mtu, far.path_mtu), (512, 512));
+        assert_eq!((near.inbound_reads, near.outbound_reads), (3, 2));
+        assert_eq!((far.inbound_reads, far.outbound_reads), (2, 3));
+        assert_eq!((near.retries, near.no_receive_retries, near.traffic_class), (5, 4, 0x40));
+        assert_eq!(near.answer_time, Some(Duration::from_nanos(4096 << 15)));
+    });
+}

@@ -243,3 +243,46 @@ fn a_device_without_a_service_says_so() {
         assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
     }
 }
+
+#[test]
+fn a_message_of_an_extended_connection_names_its_queue() {
+    with_service(Service::XrcSend, |context| {
+        let [here, there] = [(); 2].map(|()| parts(context));
+        let xrc = context.xrc_domain().unwrap();
+        let small = context.completion_queue(16).unwrap();
+        let error = xrc.receive_queue(&there.domain, &small, 64, 1).unwrap_err().to_string();
+        assert!(error.contains("no room for the 64 receives"), "{error}");
+        let queues = [(); 2].map(|()| xrc.receive_queue(&there.domain, &there.receives, 8, 1).unwrap());
+        for (id, queue) in (0..).zip(&queues) {
+            for buffer in there.domain.buffers(4, 64).unwrap() {
+                queue.post_receive(id, buffer).unwrap();
+            }
+        }
+        let (target, initiator) =
+            (xrc.target().unwrap(), here.domain.xrc_initiator(here.options.clone()).unwrap());
+        let (from, to) = (initiator.raw_address(LOCAL).unwrap(), target.raw_address(LOCAL).unwrap());
+        let options = ConnectionOptions::new().no_receive_retries(0);
+        target.connect_raw(&to, &from, &options).unwrap();
+        let connection = initiator.connect_raw(&from, &to, &options).unwrap();
+        for (id, queue) in [(1, &queues[1]), (0, &queues[0]), (1, &queues[1])] {
+            let buffer = here.domain.register_buffer(vec![9; 5]).unwrap();
+            connection.post_send(queue.number(), WorkRequest::send(buffer)).unwrap();
+            let received = there.receives.wait(SOON).unwrap().success().unwrap();
+            assert_eq!((received.id, received.message()), (id, &[9; 5][..]));
+            assert_eq!(received.queue_pair, target.number());
+            here.sends.wait(SOON).unwrap().success().unwrap();
+        }
+        // A queue that goes takes its completions along, and its receives; messages for it fail.
+        there.receives.arm().unwrap();
+        connection.post_send(queues[0].number(), WorkRequest::send(b"unheard")).unwrap();
+        here.sends.wait(SOON).unwrap().success().unwrap();
+        let [first, second] = queues;
+        let number = first.number();
+        drop(first);
+        assert!(there.receives.poll().unwrap().is_none());
+        connection.post_send(number, WorkRequest::send(b"too late")).unwrap();
+        assert_ne!(here.sends.wait(SOON).unwrap().status, Status::Success);
+        drop((xrc, target, second));
+        assert!(there.receives.poll().unwrap().is_none());
+    });
+}

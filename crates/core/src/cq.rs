@@ -778,20 +778,20 @@ impl CompletionQueue {
 
     /// Forgets the completions of a queue pair that is destroyed or reset.
     pub(crate) fn forget_queue_pair(&self, number: u32) {
-        self.withdraw(number, |_| ());
+        self.withdraw(|completion| completion.queue_pair == number, |_| ());
     }
 
-    /// Takes out the completions of a queue pair, wherever they stand: of one that ends, and whose completions nobody is to see.
-    pub fn withdraw(&self, number: u32, mut taken: impl FnMut(&Completion)) {
+    /// Takes out the completions that `wanted` picks, wherever they stand: those of a queue that ends, which nobody is to see.
+    pub fn withdraw(&self, wanted: impl Fn(&Completion) -> bool, mut taken: impl FnMut(&Completion)) {
         if let Some(late) = self.late() {
-            late.forget(number);
+            late.withdraw(&wanted, &mut taken);
         }
         let mut ring = self.lock();
         let (first, length, room) = (ring.first, ring.length, ring.entries.len());
         let mut kept = 0;
         for index in 0..length {
             let entry = ring.entries[(first + index) % room];
-            if entry.queue_pair == number {
+            if wanted(&entry) {
                 taken(&entry);
             } else {
                 ring.entries[(first + kept) % room] = entry;

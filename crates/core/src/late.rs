@@ -117,8 +117,17 @@ impl Held {
         self.queues.values().filter_map(|list| list.front()).map(|first| first.until).min()
     }
 
-    fn forget(&mut self, queue_pair: u32) {
-        self.queues.retain(|(number, _), _| *number != queue_pair);
+    fn withdraw(&mut self, wanted: &impl Fn(&Completion) -> bool, taken: &mut impl FnMut(&Completion)) {
+        for list in self.queues.values_mut() {
+            list.retain(|waiting| {
+                let is_wanted = wanted(&waiting.completion);
+                if is_wanted {
+                    taken(&waiting.completion);
+                }
+                !is_wanted
+            });
+        }
+        self.queues.retain(|_, list| !list.is_empty());
         self.count = self.queues.values().map(VecDeque::len).sum();
     }
 }
@@ -200,9 +209,13 @@ impl Late {
         lists.into_iter().flatten().flatten().any(|waiting| waiting.completion.status == Status::Success)
     }
 
-    /// Forgets the completions of a queue pair.
-    pub(crate) fn forget(&self, queue_pair: u32) {
-        self.lock().forget(queue_pair);
+    /// Takes out the completions that `wanted` picks.
+    pub(crate) fn withdraw(
+        &self,
+        wanted: &impl Fn(&Completion) -> bool,
+        taken: &mut impl FnMut(&Completion),
+    ) {
+        self.lock().withdraw(wanted, taken);
     }
 
     /// Forgets all.
@@ -272,7 +285,10 @@ mod tests {
         for one in [waiting(1, 10, 5, false), receive(waiting(1, 11, 6, false)), waiting(2, 20, 7, false)] {
             held.add(one);
         }
-        held.forget(1);
+        let mut taken = Vec::new();
+        held.withdraw(&|completion| completion.queue_pair == 1, &mut |completion| taken.push(completion.wr_id));
+        taken.sort_unstable();
+        assert_eq!(taken, [10, 11]);
         assert_eq!((held.count, due(&mut held, 9)), (1, vec![20]));
     }
 }

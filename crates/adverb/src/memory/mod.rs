@@ -21,7 +21,7 @@ pub use window::MemoryWindow;
 use crate::queue_pair::begin;
 use crate::{
     Context, DatagramQueuePair, Error, QueuePair, QueuePairOptions, Result, SharedReceiveQueue,
-    UnreliableQueuePair,
+    UnreliableQueuePair, XrcInitiator,
 };
 use adverb_core::memory::Access;
 use adverb_core::qp::Service;
@@ -217,6 +217,15 @@ impl ProtectionDomain {
     pub fn unreliable_queue_pair(&self, options: QueuePairOptions) -> Result<UnreliableQueuePair> {
         let rights = options.rights;
         QueuePair::new(self, options, Service::Uc, |core| begin(core, rights)).map(UnreliableQueuePair)
+    }
+
+    /// The sending end of an XRC connection. The options of receives mean nothing.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.
+    pub fn xrc_initiator(&self, options: QueuePairOptions) -> Result<XrcInitiator> {
+        let rights = options.rights;
+        QueuePair::new(self, options, Service::XrcSend, |core| begin(core, rights)).map(XrcInitiator)
     }
 
     /// A queue pair of datagrams (UD). Those who send to it must know `qkey`.

@@ -1,0 +1,212 @@
+//! Extended reliable connections (XRC): one connection from process to process, and a message names the shared receive queue that it is for.
+
+use crate::raw::{self, RawAddress};
+use crate::request::{Rejected, WorkRequest};
+use crate::{
+    CompletionQueue, ConnectError, ConnectionOptions, Context, NotConnected, ProtectionDomain, QueuePair,
+    Result, SharedReceiveQueue,
+};
+use adverb_core::qp::{self, AttributeMask, Attributes, Service, State};
+use adverb_core::xrc;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A domain in which XRC targets and shared receive queues come together. Cheap to clone, thread-safe.
+///
+/// ```
+/// use adverb::{ConnectionOptions, Context, QueuePairOptions, WorkRequest};
+/// use std::time::Duration;
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open("roce0")?;
+/// let domain = context.protection_domain()?;
+/// let (sends, receives) = (context.completion_queue(16)?, context.completion_queue(64)?);
+/// // The side that receives: a target, and queues that messages name.
+/// let xrc = context.xrc_domain()?;
+/// let queues = [xrc.receive_queue(&domain, &receives, 16, 1)?, xrc.receive_queue(&domain, &receives, 16, 1)?];
+/// queues[1].post_receive(7, domain.buffer(64)?)?;
+/// let target = xrc.target()?;
+/// // The side that sends:
+/// let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+/// let local = "127.0.0.1".parse().unwrap();
+/// let (here, there) = (initiator.raw_address(local)?, target.raw_address(local)?);
+/// target.connect_raw(&there, &here, &ConnectionOptions::new())?;
+/// let connection = initiator.connect_raw(&here, &there, &ConnectionOptions::new())?;
+/// connection.post_send(queues[1].number(), WorkRequest::send(b"for the second queue"))?;
+/// let received = receives.wait(Duration::from_secs(10))?.success()?;
+/// assert_eq!((received.id, received.message()), (7, &b"for the second queue"[..]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct XrcDomain {
+    core: Arc<xrc::XrcDomain>,
+    context: Context,
+}
+
+impl XrcDomain {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let core = xrc::XrcDomain::open(&context.0, xrc::XrcDomainOptions::default())?;
+        Ok(Self { core, context: context.clone() })
+    }
+
+    /// A shared receive queue for messages that name it by its [number](SharedReceiveQueue::number). Its receives complete on `completions`.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::shared_receive_queue`]; EINVAL for objects of another context, and for a completion queue that is too small.
+    pub fn receive_queue(
+        &self,
+        domain: &ProtectionDomain,
+        completions: &CompletionQueue,
+        max_receives: u32,
+        max_scatter: u32,
+    ) -> Result<SharedReceiveQueue> {
+        SharedReceiveQueue::extended(domain, &self.core, completions, max_receives, max_scatter)
+    }
+
+    /// A target: the end of an XRC connection that receives. It has no queues of its own.
+    ///
+    /// # Errors
+    /// ENOMEM when the device is full.
+    pub fn target(&self) -> Result<XrcTarget> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let core = qp::QueuePair::new_target(&self.core)?;
+        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        core.enter_handle(handle, &self.core, true)?;
+        let target = XrcTarget { core, handle, context: self.context.clone() };
+        target.core.set_cookie(target.core.number().into());
+        crate::queue_pair::begin(&target.core, crate::Rights::all())?;
+        Ok(target)
+    }
+}
+
+impl fmt::Debug for XrcDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcDomain").finish_non_exhaustive()
+    }
+}
+
+/// The end of an XRC connection that receives. Dropping it ends the connection.
+pub struct XrcTarget {
+    core: Arc<qp::QueuePair>,
+    handle: u64,
+    context: Context,
+}
+
+impl XrcTarget {
+    /// Its number, as completions carry it.
+    pub fn number(&self) -> u32 {
+        self.core.number()
+    }
+
+    /// As [`QueuePair::raw_address`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
+        raw::address(&self.context, self.number(), ip)
+    }
+
+    /// Connects it to the initiator at `peer`, as [`QueuePair::connect_raw`]. Again: an error.
+    ///
+    /// # Errors
+    /// EINVAL for values that the device does not have.
+    pub fn connect_raw(
+        &self,
+        own: &RawAddress,
+        peer: &RawAddress,
+        options: &ConnectionOptions,
+    ) -> Result<()> {
+        raw::connect(&self.core, &self.context, Service::XrcReceive, own, peer, options)
+    }
+}
+
+impl Drop for XrcTarget {
+    fn drop(&mut self) {
+        let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
+        // A message that has taken a receive gives it back.
+        let _ = self.core.modify(&attributes, AttributeMask::STATE);
+        if self.core.leave_handle(self.handle) {
+            self.core.destroy();
+        }
+    }
+}
+
+impl fmt::Debug for XrcTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XrcTarget").field("number", &self.number()).finish()
+    }
+}
+
+/// The end of an XRC connection that sends, before it is connected. It has no receives.
+pub struct XrcInitiator(pub(crate) QueuePair);
+
+impl XrcInitiator {
+    /// As [`QueuePair::raw_address`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
+        self.0.raw_address(ip)
+    }
+
+    /// Connects it to the target at `peer`, as [`QueuePair::connect_raw`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect_raw(
+        self,
+        own: &RawAddress,
+        peer: &RawAddress,
+        options: &ConnectionOptions,
+    ) -> Result<XrcConnection, NotConnected> {
+        let context = self.0.domain().context();
+        match raw::connect(self.0.core(), context, Service::XrcSend, own, peer, options) {
+            Ok(()) => Ok(XrcConnection(self.0)),
+            Err(error) => {
+                self.0.fail();
+                Err(NotConnected { error: ConnectError::Failed(error), queue_pair: self.0 })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for XrcInitiator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("XrcInitiator").field(&self.0).finish()
+    }
+}
+
+/// The end of an XRC connection that sends. It has no receives:
+///
+/// ```compile_fail,E0599
+/// # fn post(connection: &adverb::XrcConnection, buffer: adverb::Buffer) {
+/// let _ = connection.post_receive(0, buffer);
+/// # }
+/// ```
+pub struct XrcConnection(QueuePair);
+
+impl XrcConnection {
+    /// As [`Connection::post_send`](crate::Connection::post_send). A message is for the shared receive queue of the peer with this number; for requests
+    /// without one, such as Writes, the number means nothing.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_send(&self, receive_queue: u32, request: WorkRequest<'_>) -> Result<(), Rejected> {
+        self.0.post_extended(request, receive_queue)
+    }
+
+    /// Its number, as completions carry it.
+    pub fn number(&self) -> u32 {
+        self.0.number()
+    }
+}
+
+impl fmt::Debug for XrcConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("XrcConnection").field(&self.0).finish()
+    }
+}
