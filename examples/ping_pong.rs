@@ -24,8 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{} has come", request.peer_address());
             let connection = request.accept(ready(&context, &sends, &receives)?, &[], SOON)?;
             for _ in 0..ROUNDS {
-                return_ball(&connection, &receives)?;
-                spin(&sends)?;
+                return_ball(&connection)?;
             }
             connection.wait_disconnected(SOON);
         }
@@ -34,11 +33,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let connection = ready(&context, &sends, &receives)?.connect(address, &[], SOON)?;
             let start = Instant::now();
             connection.post_send(WorkRequest::send(b"ping"))?;
-            for round in 1..=ROUNDS {
-                spin(&sends)?;
-                if round < ROUNDS {
-                    return_ball(&connection, &receives)?;
-                }
+            spin(&sends)?;
+            for _ in 1..ROUNDS {
+                return_ball(&connection)?;
             }
             let last = spin(&receives)?;
             assert_eq!(last.message(), b"ping");
@@ -64,15 +61,13 @@ fn ready(
     Ok(queue_pair)
 }
 
-/// Waits for the message, offers its buffer for the next one, and sends it back.
-fn return_ball(connection: &Connection, receives: &CompletionQueue) -> adverb::Result<()> {
-    let ball = spin(receives)?;
+/// Waits for the message, sends it back out of its buffer, and offers the buffer for a later message. Another one is offered meanwhile.
+fn return_ball(connection: &Connection) -> adverb::Result<()> {
+    let ball = spin(connection.receive_queue())?;
     let length = ball.bytes;
-    let buffer = ball.into_buffer();
-    let mut copy = [0; 64];
-    copy[..length].copy_from_slice(&buffer[..length]);
-    connection.post_receive(0, buffer)?;
-    Ok(connection.post_send(WorkRequest::send(&copy[..length]))?)
+    connection.post_send(WorkRequest::send(ball.into_buffer().slice(..length)))?;
+    let sent = spin(connection.send_queue())?;
+    Ok(connection.post_receive(0, sent.into_buffer())?)
 }
 
 /// The next completion, waited for busily.
