@@ -1,0 +1,136 @@
+//! Objects are dropped in any order, or leaked, while a peer keeps sending: nothing is written to memory that was freed.
+
+mod ends;
+
+use adverb::{
+    CompletionQueue, Connection, ExclusiveMemory, QueuePairOptions, SharedReceiveQueue, StableMemory,
+    WorkRequest,
+};
+use ends::{SOON, each_device, listener, parts};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+const ROUNDS: u64 = 12;
+const LENGTH: usize = 256;
+/// What freed memory holds.
+const DEAD: u8 = 0xee;
+
+/// Memory that was freed. It stays mapped, so that a late write shows.
+static GRAVEYARD: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+/// Memory that goes to the graveyard.
+struct Mortal(Vec<u8>);
+
+// SAFETY: the vector's bytes, which nobody touches meanwhile.
+unsafe impl StableMemory for Mortal {
+    fn bytes(&mut self) -> (NonNull<u8>, usize) {
+        self.0.bytes()
+    }
+}
+
+// SAFETY: as above.
+unsafe impl ExclusiveMemory for Mortal {}
+
+impl Drop for Mortal {
+    fn drop(&mut self) {
+        self.0.fill(DEAD);
+        GRAVEYARD.lock().unwrap_or_else(PoisonError::into_inner).push(std::mem::take(&mut self.0));
+    }
+}
+
+/// Numbers that look random and are the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % most
+    }
+}
+
+/// What the round has, one after the other in the order in which it is dropped.
+type Mourned = Box<dyn Any + Send>;
+
+#[test]
+fn the_dead_are_left_alone() {
+    each_device(|device| {
+        for seed in 0..ROUNDS {
+            round(device, &mut Dice(seed));
+        }
+        let graves = GRAVEYARD.lock().unwrap();
+        assert!(!graves.is_empty());
+        for grave in graves.iter() {
+            assert!(grave.iter().all(|byte| *byte == DEAD), "freed memory was written");
+        }
+    });
+}
+
+fn round(device: &adverb::Device, dice: &mut Dice) {
+    let context = device.open().unwrap();
+    let (listener, address) = listener(&context);
+    let is_shared = dice.below(2) == 0;
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let parts = parts(&context);
+            let queue_pair = parts.domain.queue_pair(parts.options.clone()).unwrap();
+            let connection = queue_pair.connect(address, &[], SOON).unwrap();
+            flood(&connection, &parts.sends);
+        });
+        let parts = parts(&context);
+        let shared = is_shared.then(|| parts.domain.shared_receive_queue(32, 1).unwrap());
+        let options = QueuePairOptions { shared_receive_queue: shared.clone(), ..parts.options.clone() };
+        let queue_pair = parts.domain.queue_pair(options).unwrap();
+        let post = |connection: Option<&Connection>,
+                    shared: Option<&SharedReceiveQueue>,
+                    queue_pair: Option<&adverb::QueuePair>| {
+            let buffer = parts.domain.register_buffer(Mortal(vec![0; LENGTH])).unwrap();
+            match (shared, connection, queue_pair) {
+                (Some(shared), _, _) => shared.post_receive(0, buffer).is_ok(),
+                (_, Some(connection), _) => connection.post_receive(0, buffer).is_ok(),
+                (_, _, Some(queue_pair)) => queue_pair.post_receive(0, buffer).is_ok(),
+                _ => false,
+            }
+        };
+        for _ in 0..24 {
+            assert!(post(None, shared.as_ref(), Some(&queue_pair)));
+        }
+        let connection = listener.accept(SOON).unwrap().accept(queue_pair, &[], SOON).unwrap();
+        let mut kept: Vec<Mourned> = Vec::new();
+        // Some messages are taken: their buffers are freed, kept, posted again, or leaked with their completion.
+        for _ in 0..dice.below(60) {
+            let completion = parts.receives.wait(SOON).unwrap().success().unwrap();
+            match dice.below(4) {
+                0 => drop(completion),
+                1 => kept.push(Box::new(completion)),
+                2 => std::mem::forget(completion),
+                _ => drop(completion.into_buffer().split_off(100)),
+            }
+            post(Some(&connection), shared.as_ref(), None);
+        }
+        // Everything goes, in any order, while messages keep coming. One thing in eight is leaked.
+        kept.push(Box::new(connection));
+        kept.push(Box::new(parts));
+        kept.push(Box::new(shared));
+        while !kept.is_empty() {
+            let next = kept.swap_remove(dice.below(kept.len()));
+            if dice.below(8) == 0 { std::mem::forget(next) } else { drop(next) }
+        }
+        drop(listener);
+        client.join().unwrap();
+    });
+}
+
+/// Sends until the peer is gone, or takes nothing any more.
+fn flood(connection: &Connection, sends: &CompletionQueue) {
+    // A leaked peer has a bounded number of receives: then nothing more completes, and no time-out is long enough.
+    for _ in 0..200 {
+        if connection.post_send(WorkRequest::send(&[0x11; 64])).is_err() {
+            return;
+        }
+        match sends.wait(std::time::Duration::from_secs(2)) {
+            Ok(completion) if completion.error().is_none() => {}
+            _ => return,
+        }
+    }
+}
