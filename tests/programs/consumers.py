@@ -13,6 +13,7 @@ import sys
 import threading
 
 import crates
+from harness.alone import alone
 from harness.pair import Pair
 from harness.report import Failed
 
@@ -186,11 +187,12 @@ def transfers_command():
 
 def install_wheels():
     """Makes the environment of Python that the wheels are in, if it is not there."""
-    if not os.path.exists(_installed()):
-        succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
-        succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
-        succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", *WHEELS_ALONE])
-        os.mkdir(_installed())
+    with alone(ENVIRONMENT):
+        if not os.path.exists(_installed()):
+            succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
+            succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
+            succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", *WHEELS_ALONE])
+            os.mkdir(_installed())
 
 
 def _installed():

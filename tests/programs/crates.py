@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 
+from harness.alone import alone
 from harness.pair import Pair
 from harness.process import Process, expect_success
 from harness.report import Failed
@@ -143,8 +144,12 @@ def _built():
 
 def build():
     """Fetches the crates and builds their tests and examples, if that has not been done."""
-    if os.path.exists(_built()):
-        return
+    with alone(FOLDER):
+        if not os.path.exists(_built()):
+            _build()
+
+
+def _build():
     os.makedirs(FOLDER, exist_ok=True)
     for name, source in _fetch().items():
         shutil.rmtree(os.path.join(FOLDER, name), ignore_errors=True)
