@@ -320,6 +320,10 @@ ON_ROCE_CABLE = list(_perftest_on_roce())
 LONG = ("ib_write_lat_R_a", "ib_read_lat_R_a", "ib_send_lat_R_a", "ib_write_bw_R_a_b", "ib_read_bw_R_a_b", "ib_send_bw_R_a_b")
 IN_ONE_NAMESPACE = [pair for pair in EVERYWHERE if not pair.name.startswith(LONG)]
 
+# All sizes by rdma_cm between two namespaces over RoCE: with TEST_ALL alone. The same operations have all sizes there without rdma_cm, and rdma_cm has them
+# with one size there, and with all sizes on the other ways.
+REPEATED = ("ib_write_bw_R_a", "ib_read_bw_R_a", "ib_send_bw_R_a", "ib_read_lat_R_a")
+
 # Between two processes that share memory: what is reliable and has data to carry, of all sizes once for each operation; and some of the rest.
 # Not ib_send_lat with XRC and events: both queues have one channel, and it takes whatever event comes first for that of its own send, which another
 # queue pair of the peer acknowledges than the one that replies. By shared memory the reply is sometimes first.
