@@ -71,8 +71,9 @@ static void setup(struct end *peer)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 64, 64, 1, 1, 0 } };
+	/* Below valgrind on a busy machine, the peer answers after seconds: it has half a minute. */
 	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 14,
+		.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 20,
 		.retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 1, .ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
 	};
 	struct ibv_port_attr port;

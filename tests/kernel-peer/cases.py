@@ -82,6 +82,7 @@ ON_RXE = [
         "udaddy",
         "udaddy -b {server} -c 2 -C 10",
         "udaddy -s {server} -c 2 -C 10",
+        port=7174,
         connections=4,
         bytes=2 * 2 * 10 * 100,
         service="UD",
