@@ -18,7 +18,7 @@ pub struct End<'a> {
 
 /// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread that
 /// wakes runs first.
-const POLLS: u32 = 200;
+const POLLS: u32 = 50;
 /// That moment.
 const MOMENT: Duration = Duration::from_micros(20);
 
