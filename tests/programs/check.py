@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 
+import mpi
 from harness.namespace import free_port
 from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
@@ -238,6 +239,7 @@ OTHERS = [
     Other("rping", BOTH, "rping -s -a {server} -p {port} -C 20", "rping -c -a {server} -p {port} -C 20 -V"),
     Other("rdma_client", BOTH, "rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}"),
     Other("ucmatose", BOTH, "ucmatose -b {server} -p {port} -c 4", "ucmatose -p {port} -c 4 -s {server}"),
+    Other("rdma_xclient", ROCE, "rdma_xserver -p {port} -c x", "rdma_xclient -s {server} -p {port} -c x"),
     Other("udaddy", ROCE, "udaddy -b {server} -c 2", "udaddy -s {server} -c 2"),
     Other("ucx_perftest", ROCE, UCX, UCX + " -t tag_bw -n 100 -w 10 -s 65536 {server}"),
     Other("ibv_devinfo", BOTH, "", "ibv_devinfo -v"),
@@ -268,6 +270,37 @@ def no_alarm(adverb, device, other):
     if alarms or sides != (2 if other.server else 1):
         raise Failed(f"{len(alarms)} findings and {sides} summaries:\n{words}\n{output}")
     return "no findings" if not other.left else f"leaves: {other.left}"
+
+
+# Over datagrams, UCX gives a message's buffer back when its peer says that it has come, before any completion of it is polled (uct/ib/ud/base/ud_ep.c,
+# uct_ud_ep_window_release). What its pool writes there is found.
+MPI = {"openmpi": "buffer-changed libuct_ib", "mpich": "buffer-changed libuct_ib"}
+UCX_OF_MPI = {"UCX_NET_DEVICES": "roce0:1", "UCX_TLS": "rc,ud,self"}
+
+
+def mpi_job(adverb, folder, kind):
+    """Two ranks of MPI over UCX have no findings but those that are known of UCX."""
+    program, count = mpi.compile_check(folder, kind), 2
+    known, module = MPI[kind].split()
+    with tempfile.TemporaryDirectory(prefix="adverb-check-") as own:
+        path = os.path.join(own, "findings")
+        if kind == "openmpi":
+            words = [word for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", *UCX_OF_MPI) for word in ("-x", name)]
+            start = ["mpirun.openmpi", "--oversubscribe", *words, "--mca", "pml", "ucx", "--mca", "osc", "ucx"]
+        else:
+            start = ["mpiexec.hydra"]
+        command = [adverb, "run", "--check", "--check-file", path, "--", *start, "-n", str(count), program]
+        with Process(command, {**mpi.ENVIRONMENT, **UCX_OF_MPI}) as process:
+            expect_success([process], LIMIT_S)
+            output = process.describe()
+        with open(path) as file:
+            words = file.read()
+    found = findings(words)
+    blocks = re.split(r"(?m)^(?=adverb check: )", words)
+    wrong = [block for block in blocks if HEAD.match(block.partition("\n")[0]) and not (block.startswith(f"adverb check: {known}:") and module in block)]
+    if wrong or len(SUMMARY.findall(words)) < count:
+        raise Failed(f"{len(wrong)} unknown findings of {len(found)}:\n{words}\n{output}")
+    return f"{len(found)} findings of UCX"
 
 
 def table():
@@ -326,5 +359,6 @@ def tests(adverb, folder):
         found += [(f"check::{program.name}::{device}", program_test, (adverb, folder, program, device)) for device in program.devices]
     for other in OTHERS:
         found += [(f"check::others::{other.name}::{device}", no_alarm, (adverb, device, other)) for device in other.devices]
+    found += [(f"check::others::{kind}::roce0", mpi_job, (adverb, folder, kind)) for kind in MPI]
     found.append(("check::document", document, ()))
     return found

@@ -47,6 +47,7 @@ def run(adverb, device, folder, names):
                 raise Failed(f"with checks, {suite.say(counts)}:\n{process.describe()}")
         found = findings(path)
     wanted = {(test, finding): must for (of, test, finding), must in known().items() if of in (device, "*")}
+    assert wanted, f"no finding is known on {device}"
     wrong = [f"{device} {test} {finding}  # {texts[0]}" for (test, finding), texts in found.items() if (test, finding) not in wanted]
     missing = [f"{device} {test} {finding}" for (test, finding), must in wanted.items() if must and test in ended and (test, finding) not in found]
     if wrong or missing:
