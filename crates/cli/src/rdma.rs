@@ -124,7 +124,9 @@ impl<'a> Question<'a> {
         };
         let filters = rest.chunks(2).map(|pair| Some((*pair.first()?, *pair.get(1)?)));
         question.filters = filters.collect::<Option<_>>()?;
-        Some(question)
+        // The real command says which words it does not know, or knows more of them.
+        let all = question.about.filters();
+        question.filters.iter().all(|(wanted, _)| all.contains(wanted)).then_some(question)
     }
 
     /// Takes the words behind `link` or `dev`; what is left is nothing.
@@ -178,11 +180,12 @@ impl<'a> Question<'a> {
 
     /// `link DEV/PORT` or `dev DEV`, if it is there; what is behind are filters.
     fn of_link_or_device<'b>(&mut self, words: &'b [&'a str]) -> Option<&'b [&'a str]> {
-        let word = if self.about.is_of_link() { "link" } else { "dev" };
+        // What is not of a port is asked for by the word of ports, too.
+        let is_place = |word: &str| word == "link" || word == "dev" && !self.about.is_of_link();
         match words {
             [] => Some(&[]),
-            [first] if *first == word => Some(&[]),
-            [first, device, filters @ ..] if *first == word => {
+            [first] if is_place(first) => Some(&[]),
+            [first, device, filters @ ..] if is_place(first) => {
                 self.device = Some(self.named(device));
                 Some(filters)
             }
@@ -192,7 +195,7 @@ impl<'a> Question<'a> {
 
     /// The name of the device that a word names.
     fn named(&self, word: &'a str) -> &'a str {
-        if self.about.is_of_link() { word.trim_end_matches("/1").trim_end_matches("/-") } else { word }
+        word.trim_end_matches("/1").trim_end_matches("/-")
     }
 
     fn rows(&self, devices: &[Numbered]) -> Result<Vec<Description>, Failure> {
@@ -213,10 +216,18 @@ impl<'a> Question<'a> {
         Ok(rows.into_iter().filter(|row| self.wants(row)).collect())
     }
 
-    /// Whether a row has what the filters say; each may say several values, with a comma between them.
+    /// Whether a row has what the filters say; each may say several values and ranges of numbers, with a comma between them.
     fn wants(&self, row: &Description) -> bool {
         self.filters.iter().all(|(wanted, values)| {
-            row.iter().any(|(key, value)| key == wanted && values.split(',').any(|one| one == text(value)))
+            let has = |key: &str, part: fn(&str) -> &str| {
+                row.iter().any(|(name, value)| *name == key && values.split(',').any(|one| is_in(one, part(&text(value)))))
+            };
+            match *wanted {
+                "src-addr" | "dst-addr" => has(wanted, address),
+                "src-port" => has("src-addr", port),
+                "dst-port" => has("dst-addr", port),
+                _ => has(wanted, |value| value),
+            }
         })
     }
 
@@ -239,6 +250,28 @@ impl<'a> Question<'a> {
     }
 }
 
+/// Whether a value is the one of a filter, or in its range.
+fn is_in(wanted: &str, value: &str) -> bool {
+    let number = |word: &str| match word.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => word.parse::<u64>().ok(),
+    };
+    let bounds = wanted.split_once('-').and_then(|(first, last)| Some(number(first)?..=number(last)?));
+    match (bounds, number(value)) {
+        (Some(bounds), Some(value)) => bounds.contains(&value),
+        _ => wanted == value || wanted.strip_prefix("0x").is_some_and(|digits| digits == value),
+    }
+}
+
+/// The address of an address with a port, without brackets.
+fn address(of: &str) -> &str {
+    of.rsplit_once(':').map_or(of, |(address, _)| address).trim_start_matches('[').trim_end_matches(']')
+}
+
+fn port(of: &str) -> &str {
+    of.rsplit_once(':').map_or("", |(_, port)| port)
+}
+
 /// A value in the other form than JSON.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
@@ -253,6 +286,21 @@ const IN_FRONT: [&str; 4] = ["ifindex", "ifname", "port", "netdev_index"];
 const HEXADECIMAL: [&str; 3] = ["rkey", "lkey", "iova"];
 
 impl About {
+    /// The words by which rows may be chosen.
+    fn filters(self) -> &'static [&'static str] {
+        match self {
+            Self::Pairs => &["lqpn", "rqpn", "pid", "sq-psn", "rq-psn", "type", "path-mig-state", "state", "pdn"],
+            Self::PairStatistics => &["cntn", "lqpn", "pid", "qp-type"],
+            Self::Identifiers => {
+                &["lqpn", "qp-type", "state", "ps", "pid", "src-addr", "src-port", "dst-addr", "dst-port"]
+            }
+            Self::Queues => &["users", "cqn", "cqe", "pid"],
+            Self::Regions => &["rkey", "lkey", "mrn", "mrlen", "pdn", "pid"],
+            Self::Domains => &["users", "pdn", "pid"],
+            Self::Link | Self::Device | Self::Statistics | Self::Summary => &[],
+        }
+    }
+
     /// Whether the rows are of the ports of devices.
     fn is_of_link(self) -> bool {
         match self {
@@ -349,6 +397,7 @@ mod tests {
             (About::Pairs, Some("roce0"), vec![("lqpn", "17")])
         );
         assert_eq!(of(&["resource", "list", "mr", "dev", "roce0"]), (About::Regions, Some("roce0"), vec![]));
+        assert_eq!(of(&["resource", "show", "cq", "link", "roce0/-"]), (About::Queues, Some("roce0"), vec![]));
         assert_eq!(of(&["statistic"]), (About::Statistics, None, vec![]));
         assert_eq!(of(&["stat", "show", "link", "roce0/1"]), (About::Statistics, Some("roce0"), vec![]));
         assert_eq!(of(&["statistic", "qp", "show"]), (About::PairStatistics, None, vec![]));
@@ -356,6 +405,7 @@ mod tests {
             &["resource", "show", "srq"][..],
             &["resource", "show", "qp", "dev", "roce0"],
             &["resource", "show", "qp", "link", "roce0", "lqpn"],
+            &["resource", "show", "qp", "link", "roce0", "poll-ctx", "DIRECT"],
             &["statistic", "qp", "set", "link", "roce0"],
             &["statistic", "mode"],
             &["link", "add", "x"],
@@ -373,6 +423,8 @@ mod tests {
         for (words, wanted) in [
             (["lqpn", "17"], true),
             (["lqpn", "16,17"], true),
+            (["lqpn", "1-5,16-20"], true),
+            (["lqpn", "18-20"], false),
             (["state", "ERR"], false),
             (["pid", "1"], false),
         ] {
@@ -383,6 +435,23 @@ mod tests {
                 "{words:?}"
             );
         }
+    }
+
+    #[test]
+    fn addresses_and_ports_are_filters_of_their_own() {
+        let row = vec![("src-addr", json!("[fe80::1]:7471")), ("dst-addr", json!("10.0.0.2:80"))];
+        for (word, value, wanted) in [
+            ("src-addr", "fe80::1", true),
+            ("src-port", "7000-8000", true),
+            ("src-port", "80", false),
+            ("dst-addr", "10.0.0.1,10.0.0.2", true),
+            ("dst-port", "80", true),
+        ] {
+            let words = ["resource", "show", "cm_id", "link", "roce0/1", word, value];
+            let found = Question::parse(&words).map(|question| question.wants(&row));
+            assert_eq!(found, Some(wanted), "{word} {value}");
+        }
+        assert!(is_in("0x1f", "1f") && !is_in("0x1f", "2f"));
     }
 
     #[test]

@@ -220,9 +220,14 @@ pub struct Objects {
 /// Asks the process that listens at a place ([`crate::counters::Process::place`]); `patience` is for one that is stopped.
 ///
 /// # Errors
-/// It is not there, is another user's, or does not answer in time.
+/// It is not there, is another user's and this process is not root's, or does not answer in time.
 pub fn ask(place: u64, patience: Duration) -> io::Result<Objects> {
     let connection = Connection::open(&name(place))?;
+    // SAFETY: no arguments.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !connection.is_same_user() && !is_root {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let deadline = Instant::now() + patience;
     let mut objects = Objects::default();
     let mut buffer = vec![0; 2 * MESSAGE];

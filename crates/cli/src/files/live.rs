@@ -201,17 +201,18 @@ impl Live {
         if self.kernel.is_none() {
             return self.write_all();
         }
-        let wanted = self.wanted();
+        let (wanted, changed) = (self.wanted(), self.changed());
+        if wanted.is_empty() && changed.is_empty() {
+            return;
+        }
+        let totals = self.totals();
         if !wanted.is_empty() {
-            let totals = self.totals();
             let is_wanted = |counted: &Counted| wanted.contains(&counted.file.as_raw_fd());
             let paths = self.files.iter().filter(|(_, counted)| is_wanted(counted));
             let paths: Vec<_> = paths.map(|(path, _)| path.clone()).collect();
             paths.iter().for_each(|path| self.hand_out(path, &totals));
         }
-        let changed = self.changed();
-        if !self.rests && !changed.is_empty() {
-            let totals = self.totals();
+        if !self.rests {
             changed.iter().for_each(|path| self.take_up(path, &totals));
         }
     }

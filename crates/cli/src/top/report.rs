@@ -28,10 +28,14 @@ pub(super) fn text(uses: &[Use], choice: &Choice) -> String {
     head + &rows.iter().map(|row| line(&row.cells, &row.note)).collect::<String>()
 }
 
+/// Of the form of the object: another one means that fields are gone or mean something else.
+const VERSION: u32 = 1;
+
 /// The same and more, for programs.
 pub(super) fn json(uses: &[Use], choice: &Choice) -> String {
+    let is_whole = uses.iter().all(|one| one.answers && one.is_whole);
     let uses: Vec<_> = chosen(uses, choice).into_iter().map(|(one, pairs)| of_use(one, &pairs)).collect();
-    format!("{:#}\n", json!({ "uses": uses }))
+    format!("{:#}\n", json!({ "version": VERSION, "whole": is_whole, "uses": uses }))
 }
 
 fn grown(grown: Grown) -> Value {
@@ -100,6 +104,7 @@ mod tests {
         assert!(lines[2].contains("7/128") && lines[2].ends_with("transport retry counter exceeded"));
         assert!(text(&[], &ALL).starts_with("no program"));
         let object: Value = serde_json::from_str(&json(&uses, &ALL)).expect("JSON");
+        assert_eq!((&object["version"], &object["whole"]), (&json!(1), &json!(true)));
         let pair = &object["uses"][0]["queue_pairs"][0];
         assert_eq!(
             (pair["state"].as_str(), pair["send_queue"]["waiting"].as_u64()),

@@ -23,7 +23,7 @@ struct Known {
 struct Places {
     /// Where its stack lies. A program may have others for it: nothing is kept of those.
     stack: Range<usize>,
-    places: Box<[Known; PLACES]>,
+    places: Vec<Known>,
 }
 
 thread_local! {
@@ -88,7 +88,8 @@ pub(super) fn remember(call: usize, depth: usize, walk: &Walk) {
     let Walk { site, slots, count } = *walk;
     let keep = |all: &RefCell<Option<Places>>| {
         let Ok(mut all) = all.try_borrow_mut() else { return };
-        let new = || Places { stack: stack(), places: Box::new([Known::default(); PLACES]) };
+        // Not by way of the stack, which may be the smallest.
+        let new = || Places { stack: stack(), places: vec![Known::default(); PLACES] };
         let all = all.get_or_insert_with(new);
         let is_whole = slots[..count].iter().zip(site.frames()).all(|(slot, address)| {
             let is_there = slot.is_multiple_of(size_of::<usize>())
