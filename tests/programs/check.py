@@ -303,6 +303,40 @@ def mpi_job(adverb, folder, kind):
     return f"{len(found)} findings of UCX"
 
 
+DAEMON = """
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <unistd.h>
+int main(int count, char **words)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context = ibv_open_device(devices[0]);
+	close(2);
+	if (count != 2 || open(words[1], O_WRONLY | O_CREAT, 0600) != 2 || !ibv_alloc_pd(context))
+		return 1;
+	return write(2, "data", 4) != 4;
+}
+"""
+
+
+def no_data_changes(adverb, folder):
+    """A program closes its standard error, and a file of its data has that number: no finding goes there, and all are in the file for them."""
+    program = os.path.join(folder, "check-daemon")
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-x", "c", "-", "-o", program, "-x", "none", "-libverbs"], input=DAEMON, text=True, check=True)
+    with tempfile.TemporaryDirectory(prefix="adverb-check-") as own:
+        data, found = os.path.join(own, "data"), os.path.join(own, "findings")
+        run(adverb, "roce0", [program, data], "--check")
+        with open(data) as file:
+            if (text := file.read()) != "data":
+                raise Failed(f"the program's file says {text!r}")
+        os.remove(data)
+        run(adverb, "roce0", [program, data], "--check", "--check-file", found)
+        with open(found) as file:
+            if "object-leaked" not in (text := file.read()):
+                raise Failed(f"the file for findings says {text!r}")
+    return "the data is as it was"
+
+
 def table():
     """What the page says of the programs. A test compares each program with its own comment."""
     every = programs()
@@ -360,5 +394,6 @@ def tests(adverb, folder):
     for other in OTHERS:
         found += [(f"check::others::{other.name}::{device}", no_alarm, (adverb, device, other)) for device in other.devices]
     found += [(f"check::others::{kind}::roce0", mpi_job, (adverb, folder, kind)) for kind in MPI]
+    found.append(("check::standard_error_closed", no_data_changes, (adverb, folder)))
     found.append(("check::document", document, ()))
     return found

@@ -8,6 +8,22 @@ use std::time::{Duration, Instant};
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_millis(300);
 
+/// So many are asked at a time: a view of root waits once for those that do not answer, not for each.
+const AT_ONCE: usize = 32;
+
+type Answered = (u32, Objects);
+
+/// What these processes answer.
+fn ask_all(
+    some: &[counters::Process],
+    ask: impl Fn(&counters::Process) -> Option<Answered> + Sync + Copy,
+) -> Vec<Answered> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = some.iter().map(|process| scope.spawn(move || ask(process))).collect();
+        asked.into_iter().filter_map(|answer| answer.join().ok().flatten()).collect()
+    })
+}
+
 /// A look at all processes.
 pub(super) struct Sample {
     at: Instant,
@@ -24,7 +40,7 @@ impl Sample {
             let place = process.place.filter(|_| !process.elsewhere && !is_stopped(process.id))?;
             Some((process.id, inspect::ask(place, PATIENCE).ok()?))
         };
-        let objects = processes.iter().filter_map(ask).collect();
+        let objects = processes.chunks(AT_ONCE).flat_map(|some| ask_all(some, ask)).collect();
         Self { at: Instant::now(), processes, objects }
     }
 

@@ -71,26 +71,26 @@ impl Check {
         let before = request.checksum?;
         let queues = core.queues();
         let (keys, domain) = (&queues.engine.keys, queues.domain);
-        let what = format!(
-            "request {:#x} of queue pair {:#x}, {} of {} bytes",
-            request.posted.wr_id,
-            core.number(),
-            operation(request.posted.opcode),
-            request.posted.length
-        );
+        let what = || {
+            let Request { posted, .. } = request;
+            let (number, operation) = (core.number(), operation(posted.opcode));
+            format!("request {:#x} of queue pair {number:#x}, {operation} of {} bytes", posted.wr_id, posted.length)
+        };
         let (address, lkey) =
             request.elements.first().map_or((0, 0), |element| (element.address, element.lkey));
         match memory::checksum(keys, domain, &request.elements) {
             Err(element) => {
                 let text = format!(
-                    "{what}: {} bytes at {:#x} of the region with lkey {:#x} were unmapped before the completion was polled",
+                    "{}: {} bytes at {:#x} of the region with lkey {:#x} were unmapped before the completion was polled",
+                    what(),
                     element.length, element.address, element.lkey
                 );
                 Some(Finding::new(Kind::BufferFreed, element.lkey.into(), text).at("posted at", request.site))
             }
             Ok(Some(now)) if now != before && !self.others_may_write(request, core) => {
                 let text = format!(
-                    "{what}: its bytes at {address:#x} have changed since it was posted, before its completion was polled"
+                    "{}: its bytes at {address:#x} have changed since it was posted, before its completion was polled",
+                    what()
                 );
                 Some(Finding::new(Kind::BufferChanged, lkey.into(), text).at("posted at", request.site))
             }
@@ -140,14 +140,15 @@ impl Check {
         }
         self.with(|state| {
             let entries = state.queues.get(&queue)?.asked? as usize;
+            if most <= entries.max(LEAST_ENTRIES) {
+                return None;
+            }
             let object = state.objects.get(queue)?;
             let text = format!(
                 "{} has held {most} completions at a time, and an adapter has room for {entries}",
                 object.name
             );
-            let finding =
-                Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made);
-            (most > entries.max(LEAST_ENTRIES)).then_some(finding)
+            Some(Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made))
         })
     }
 }
