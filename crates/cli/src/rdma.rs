@@ -220,7 +220,9 @@ impl<'a> Question<'a> {
     fn wants(&self, row: &Description) -> bool {
         self.filters.iter().all(|(wanted, values)| {
             let has = |key: &str, part: fn(&str) -> &str| {
-                row.iter().any(|(name, value)| *name == key && values.split(',').any(|one| is_in(one, part(&text(value)))))
+                row.iter().any(|(name, value)| {
+                    *name == key && values.split(',').any(|one| is_in(one, part(&text(value))))
+                })
             };
             match *wanted {
                 "src-addr" | "dst-addr" => has(wanted, address),
@@ -289,7 +291,9 @@ impl About {
     /// The words by which rows may be chosen.
     fn filters(self) -> &'static [&'static str] {
         match self {
-            Self::Pairs => &["lqpn", "rqpn", "pid", "sq-psn", "rq-psn", "type", "path-mig-state", "state", "pdn"],
+            Self::Pairs => {
+                &["lqpn", "rqpn", "pid", "sq-psn", "rq-psn", "type", "path-mig-state", "state", "pdn"]
+            }
             Self::PairStatistics => &["cntn", "lqpn", "pid", "qp-type"],
             Self::Identifiers => {
                 &["lqpn", "qp-type", "state", "ps", "pid", "src-addr", "src-port", "dst-addr", "dst-port"]
@@ -397,7 +401,10 @@ mod tests {
             (About::Pairs, Some("roce0"), vec![("lqpn", "17")])
         );
         assert_eq!(of(&["resource", "list", "mr", "dev", "roce0"]), (About::Regions, Some("roce0"), vec![]));
-        assert_eq!(of(&["resource", "show", "cq", "link", "roce0/-"]), (About::Queues, Some("roce0"), vec![]));
+        assert_eq!(
+            of(&["resource", "show", "cq", "link", "roce0/-"]),
+            (About::Queues, Some("roce0"), vec![])
+        );
         assert_eq!(of(&["statistic"]), (About::Statistics, None, vec![]));
         assert_eq!(of(&["stat", "show", "link", "roce0/1"]), (About::Statistics, Some("roce0"), vec![]));
         assert_eq!(of(&["statistic", "qp", "show"]), (About::PairStatistics, None, vec![]));

@@ -384,6 +384,7 @@ impl Check {
         let findings = self.with(|state| {
             let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(0));
+            findings.extend(state.overruns());
             // A handler of a signal may end the program in the middle of its work.
             if !lock::has_missed() && !state.waits.has_endings() {
                 findings.extend(if failed { Vec::new() } else { state.flight.left() });

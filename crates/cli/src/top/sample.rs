@@ -16,7 +16,7 @@ type Answered = (u32, Objects);
 /// What these processes answer.
 fn ask_all(
     some: &[counters::Process],
-    ask: impl Fn(&counters::Process) -> Option<Answered> + Sync + Copy,
+    ask: impl Fn(&counters::Process) -> Option<Answered> + Send + Sync + Copy,
 ) -> Vec<Answered> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = some.iter().map(|process| scope.spawn(move || ask(process))).collect();

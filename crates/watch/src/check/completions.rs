@@ -74,7 +74,10 @@ impl Check {
         let what = || {
             let Request { posted, .. } = request;
             let (number, operation) = (core.number(), operation(posted.opcode));
-            format!("request {:#x} of queue pair {number:#x}, {operation} of {} bytes", posted.wr_id, posted.length)
+            format!(
+                "request {:#x} of queue pair {number:#x}, {operation} of {} bytes",
+                posted.wr_id, posted.length
+            )
         };
         let (address, lkey) =
             request.elements.first().map_or((0, 0), |element| (element.address, element.lkey));
@@ -83,7 +86,9 @@ impl Check {
                 let text = format!(
                     "{}: {} bytes at {:#x} of the region with lkey {:#x} were unmapped before the completion was polled",
                     what(),
-                    element.length, element.address, element.lkey
+                    element.length,
+                    element.address,
+                    element.lkey
                 );
                 Some(Finding::new(Kind::BufferFreed, element.lkey.into(), text).at("posted at", request.site))
             }
@@ -138,18 +143,7 @@ impl Check {
         if most <= LEAST_ENTRIES {
             return None;
         }
-        self.with(|state| {
-            let entries = state.queues.get(&queue)?.asked? as usize;
-            if most <= entries.max(LEAST_ENTRIES) {
-                return None;
-            }
-            let object = state.objects.get(queue)?;
-            let text = format!(
-                "{} has held {most} completions at a time, and an adapter has room for {entries}",
-                object.name
-            );
-            Some(Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made))
-        })
+        self.with(|state| state.overrun(queue, most))
     }
 }
 
@@ -157,6 +151,23 @@ impl Check {
 const LEAST_ENTRIES: usize = 4;
 
 impl State {
+    /// What is wrong if a completion queue has held so many completions at a time.
+    pub(super) fn overrun(&self, queue: usize, most: usize) -> Option<Finding> {
+        let entries = self.queues.get(&queue)?.asked? as usize;
+        if most <= entries.max(LEAST_ENTRIES) {
+            return None;
+        }
+        let object = self.objects.get(queue)?;
+        if self.found.has(Kind::CompletionQueueOverrun, object.serial) {
+            return None;
+        }
+        let text = format!(
+            "{} has held {most} completions at a time, and an adapter has room for {entries}",
+            object.name
+        );
+        Some(Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made))
+    }
+
     fn complete_send(&mut self, completed: &Completed, is_error: bool) -> Vec<Request> {
         let Some((_, pair)) = self.flight.by_number(completed.queue_pair) else { return Vec::new() };
         let freed = pair.sends.complete_send(completed.wr_id, is_error).requests;

@@ -125,6 +125,9 @@ impl Check {
                 }
                 _ => {}
             }
+            if role.effect == Effect::Destroys(Thing::CompletionQueue) {
+                findings.extend(self.look_for_overrun(arguments[0], 0));
+            }
             match role.effect {
                 Effect::Destroys(Thing::Region) => {
                     self.look_for_users(region(arguments[0]), call.name, findings);

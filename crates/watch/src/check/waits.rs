@@ -492,6 +492,17 @@ impl State {
             .collect()
     }
 
+    /// Completion queues that nobody polls, and that hold more than they were made for.
+    pub(super) fn overruns(&self) -> Vec<Finding> {
+        let waiting = |pointer: usize| {
+            self.objects.get(pointer).filter(|object| !object.ending)?;
+            // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
+            let object = unsafe { QueueObject::get(pointer as *mut ibv_cq) }?;
+            self.overrun(pointer, object.inner.core.waiting() as usize)
+        };
+        self.queues.keys().filter_map(|pointer| waiting(*pointer)).collect()
+    }
+
     fn missed(&self, pointer: usize) -> Option<Finding> {
         let (object, queue) = (self.objects.get(pointer)?, self.queues.get(&pointer)?);
         let why = if queue.is_armed {
@@ -560,6 +571,7 @@ impl Check {
         let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
             let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(MOMENT));
+            findings.extend(state.overruns());
             state.waits.forget_sleepers();
             let asleep: Vec<usize> = state.waits.sleepers.values().copied().collect();
             (findings, state.stuck(), state.waits.is_empty(), asleep)
