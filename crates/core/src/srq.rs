@@ -317,7 +317,7 @@ impl SharedReceiveQueue {
     }
 
     /// How many receives wait, and how many may, as it was a moment ago. Without the lock.
-    pub(crate) fn fill(&self) -> (u32, u32) {
+    pub fn fill(&self) -> (u32, u32) {
         (self.waiting.load(Ordering::Relaxed), self.room.load(Ordering::Relaxed))
     }
 

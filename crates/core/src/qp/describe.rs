@@ -55,6 +55,20 @@ pub(super) fn queue_pair(pair: &QueuePair) -> String {
     }
 }
 
+impl QueuePair {
+    /// How many of its receives no message has taken. None: it has none of its own, and no shared receive queue.
+    pub fn receives_left(&self) -> Option<u64> {
+        match &self.queues().receives {
+            Receives::Own(queue) => {
+                let (posted, taken) = queue.progress();
+                Some(posted.saturating_sub(taken))
+            }
+            Receives::Shared { queue, .. } => Some(u64::from(queue.fill().0)),
+            Receives::Extended(_) | Receives::Nowhere => None,
+        }
+    }
+}
+
 /// The last status with which a request has failed, in one atomic byte; 0 for none.
 #[derive(Default)]
 pub(super) struct LastFailure(std::sync::atomic::AtomicU8);

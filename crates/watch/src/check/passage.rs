@@ -15,11 +15,12 @@ use adverb_core::qp::{AttributeMask, State as PairState};
 use adverb_libibverbs::abi::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED,
     IBV_SEND_INLINE, IBV_WQS_RDY, ibv_async_event, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_qp, ibv_qp_attr,
-    ibv_qp_ex, ibv_wc, ibv_wq,
+    ibv_qp_ex, ibv_srq, ibv_wc, ibv_wq,
 };
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::{PairObject, core_attributes};
 use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use adverb_libibverbs::srq::SharedObject;
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -125,8 +126,11 @@ impl Check {
                 }
                 _ => {}
             }
-            if role.effect == Effect::Destroys(Thing::CompletionQueue) {
-                findings.extend(self.look_for_overrun(arguments[0], 0));
+            // The completions of a queue pair go with it.
+            if matches!(role.effect, Effect::Destroys(Thing::QueuePair | Thing::CompletionQueue))
+                || matches!(role.act, Act::DestroysPair | Act::DestroysEndpoint)
+            {
+                findings.extend(self.with(|state| state.overruns()));
             }
             match role.effect {
                 Effect::Destroys(Thing::Region) => {
@@ -446,15 +450,17 @@ impl State {
         };
         let mut users = Vec::new();
         for (pointer, pair) in &self.flight.pairs {
-            for (queue, what) in [(&pair.sends, "request"), (&pair.receives, "receive")] {
-                if let Some(request) = queue.iter().find(uses).filter(|_| queue.is_certain()) {
+            let taken = self.taken(Thing::QueuePair, *pointer, pair.receives.len());
+            for (queue, what, taken) in [(&pair.sends, "request", 0), (&pair.receives, "receive", taken)] {
+                if let Some(request) = queue.iter().skip(taken).find(uses).filter(|_| queue.is_certain()) {
                     let (pair, number) = (*pointer, pair.number);
                     users.push(User { pair, number, what, wr_id: request.posted.wr_id, site: request.site });
                 }
             }
         }
         for (pointer, queue) in self.flight.shared.iter().filter(|(_, queue)| queue.is_certain()) {
-            let Some(request) = queue.iter().find(uses) else { continue };
+            let taken = self.taken(Thing::SharedQueue, *pointer, queue.len());
+            let Some(request) = queue.iter().skip(taken).find(uses) else { continue };
             let (wr_id, site) = (request.posted.wr_id, request.site);
             // One that no queue pair takes from is not in use.
             let taker = self.flight.pairs.iter().find(|(_, pair)| pair.shared == *pointer);
@@ -465,6 +471,24 @@ impl State {
             }
         }
         users
+    }
+
+    /// How many of these receives messages have taken, though no completion of them was polled: an adapter uses their memory no more.
+    fn taken(&self, thing: Thing, pointer: usize, count: usize) -> usize {
+        let is_live = self.objects.get(pointer).is_some_and(|object| object.thing == thing && !object.ending);
+        if !is_live {
+            return 0;
+        }
+        // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
+        let left = unsafe {
+            match thing {
+                Thing::QueuePair => {
+                    PairObject::get(pointer as *mut ibv_qp).and_then(|pair| pair.inner.core.receives_left())
+                }
+                _ => SharedObject::get(pointer as *mut ibv_srq).map(|queue| queue.inner.core.fill().0.into()),
+            }
+        };
+        left.map_or(0, |left| count.saturating_sub(left as usize))
     }
 
     /// Whether this is a work queue that takes messages in.
