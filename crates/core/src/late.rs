@@ -286,7 +286,9 @@ mod tests {
             held.add(one);
         }
         let mut taken = Vec::new();
-        held.withdraw(&|completion| completion.queue_pair == 1, &mut |completion| taken.push(completion.wr_id));
+        held.withdraw(&|completion| completion.queue_pair == 1, &mut |completion| {
+            taken.push(completion.wr_id)
+        });
         taken.sort_unstable();
         assert_eq!(taken, [10, 11]);
         assert_eq!((held.count, due(&mut held, 9)), (1, vec![20]));
