@@ -188,7 +188,7 @@ mod tests {
 | layer | rooms |
 |---|---|
 | top | `front` |
-| middle | `core::qp` `core::cq` |
+| middle | `core::{cq, qp}` |
 | bottom | `core::lock` `wire` |
 
 <!-- /layers -->

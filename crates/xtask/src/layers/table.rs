@@ -61,13 +61,16 @@ impl Table {
     }
 }
 
-/// Names in backticks.
+/// Names in backticks: `wire`, `core::qp`, or several modules at once, `core::{cq, qp}`.
 fn rooms(text: &str) -> Vec<Room> {
-    let names = text.split('`').skip(1).step_by(2);
-    names
-        .map(|name| match name.split_once("::") {
-            Some((part, module)) => Room { part: part.to_owned(), module: Some(module.to_owned()) },
-            None => Room { part: name.to_owned(), module: None },
-        })
-        .collect()
+    let room =
+        |part: &str, module: Option<&str>| Room { part: part.to_owned(), module: module.map(str::to_owned) };
+    let rooms = text.split('`').skip(1).step_by(2).flat_map(|name| match name.split_once("::") {
+        Some((part, modules)) => {
+            let modules = modules.trim_matches(['{', '}']).split(',');
+            modules.map(|module| room(part, Some(module.trim()))).collect()
+        }
+        None => vec![room(name, None)],
+    });
+    rooms.collect()
 }
