@@ -192,6 +192,8 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use adverb_core::watch::{Begun, Packet};
+    use adverb_core::wire::Kind;
 
     fn done(
         requests: &mut Requests,
@@ -240,5 +242,44 @@ mod tests {
         requests.post(Queue::Receives(7), 3, true, "", None);
         requests.forget(7);
         assert_eq!(done(&mut requests, 7, true, 3, false), (None, vec![]));
+    }
+
+    #[test]
+    fn packets_belong_to_requests_by_their_place_and_to_receives_by_their_order() {
+        let packet = |direction, sequence, source| {
+            Seen::Packet(Packet {
+                direction,
+                peer: [127, 0, 0, 1].into(),
+                kind: Kind::Send,
+                begins: true,
+                ends: true,
+                takes_receive: true,
+                source,
+                destination: 0x22,
+                sequence,
+                acknowledged: None,
+                length: 8,
+                is_within: true,
+            })
+        };
+        let mut requests = Requests::default();
+        let numbers: Vec<_> =
+            (40..43).map(|place| requests.post(Queue::Sends(7), 1, true, "", Some(place))).collect();
+        assert_eq!(requests.at(Queue::Sends(7), 41), Some(numbers[1]));
+        assert_eq!((requests.at(Queue::Sends(7), 39), requests.at(Queue::Sends(7), 43)), (None, None));
+        let begun = Seen::Begun(Begun { queue_pair: 7, place: 42, destination: 0x22, sequence: 5 });
+        assert_eq!(requests.link(&begun).request, Some(numbers[2]));
+        let sent = packet(Direction::Out, 5, None);
+        assert_eq!(requests.link(&sent).request, Some(numbers[2]));
+        assert_eq!(requests.link(&sent).request, None, "it is sent again");
+        let arrivals: Vec<_> = [0xff_ffff, 0, 0, 0xff_ffff, 1]
+            .map(|number| requests.link(&packet(Direction::In, number, None)).arrival)
+            .into();
+        assert_eq!(arrivals, [Some(1), Some(2), None, None, Some(3)]);
+        assert_eq!([0; 4].map(|_| requests.take_arrival(0x22)), [Some(1), Some(2), Some(3), None]);
+        assert_eq!(requests.take_arrival(0x33), None);
+        // Datagrams of several senders are numbered by each.
+        let datagrams = [9, 3].map(|number| requests.link(&packet(Direction::In, number, Some(1))).arrival);
+        assert_eq!(datagrams, [Some(4), Some(5)]);
     }
 }

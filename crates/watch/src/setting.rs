@@ -123,9 +123,22 @@ mod tests {
         assert_eq!(target("a-%p.jsonl"), (Format::Json, "a-%p.jsonl".to_owned()));
         assert_eq!(target("text:a.json"), (Format::Text, "a.json".to_owned()));
         assert_eq!(target("other:a"), (Format::Text, "other:a".to_owned()));
-        for text in ["text:a", "json:b-%p", "chrome:c:d"] {
+        assert_eq!(target("a.ring"), (Format::Ring, "a.ring".to_owned()));
+        for text in ["text:a", "json:b-%p", "chrome:c:d", "ring:e"] {
             assert_eq!(Target::parse(text).value(), text);
         }
+    }
+
+    #[test]
+    fn packets_are_in_all_formats_but_text_unless_a_list_says_otherwise() {
+        assert!(
+            has_packets("", Format::Json)
+                && has_packets(" , ", Format::Ring)
+                && !has_packets("", Format::Text)
+        );
+        assert!(has_packets("ibv_post_send, packets", Format::Text) && !has_packets("ibv_*", Format::Json));
+        let chosen = only("packets").expect("a word");
+        assert!(chosen.iter().all(|chosen| !chosen));
     }
 
     #[test]

@@ -135,3 +135,74 @@ impl Passage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::Trace;
+    use super::super::source::Source;
+    use adverb_watch::setting::Format;
+    use serde_json::{Value, json};
+    use std::collections::HashMap;
+
+    fn trace(lines: Vec<Value>) -> Trace {
+        let lines = lines.iter().map(Value::to_string).collect();
+        let source = Source { format: Format::Json, lines, clocks: HashMap::new(), missing: 0 };
+        Trace::of(&source).expect("objects")
+    }
+
+    fn packet(time: f64, pid: u64, way: &str, kind: &str, part: &str, to: &str, psn: u64) -> Value {
+        json!({"time": time, "pid": pid, "packet": way, "kind": kind, "part": part, "to": to, "psn": psn, "length": 8})
+    }
+
+    fn post(time: f64, opcode: &str, number: u64, place: u64) -> Value {
+        json!({
+            "time": time, "duration": 0.001, "pid": 1, "tid": 1, "call": "ibv_post_send", "requests": [number], "place": place,
+            "arguments": {"qp": "0x11", "wr": [{"opcode": opcode, "sg_list": [{"length": 8}]}]}
+        })
+    }
+
+    #[test]
+    fn a_message_is_followed_from_its_post_to_the_poll_of_its_receive() {
+        let mut arrives = packet(0.6, 2, "in", "SEND", "last", "0x22", 0);
+        arrives["takes_receive"] = json!(1);
+        let mut answered = packet(0.8, 1, "in", "ACK", "only", "0x11", 0);
+        answered["acknowledged"] = json!(0);
+        let found = trace(vec![
+            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7], "arguments": {"qp": "0x22", "wr": [{"sg_list": [{"length": 64}]}]}}),
+            post(0.2, "IBV_WR_SEND", 1, 5),
+            json!({"time": 0.3, "pid": 1, "begun": "0x11", "place": 5, "to": "0x22", "psn": 0xff_ffff}),
+            packet(0.4, 1, "out", "SEND", "first", "0x22", 0xff_ffff),
+            // It goes round to 0. An older one that comes again is nobody's.
+            packet(0.41, 1, "out", "SEND", "last", "0x22", 0),
+            packet(0.5, 2, "in", "SEND", "first", "0x22", 0xff_ffff),
+            packet(0.55, 2, "in", "SEND", "last", "0x22", 0xff_fff0),
+            arrives,
+            answered,
+            json!({"time": 0.7, "duration": 0.01, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [7], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}}),
+        ]);
+        let message = found.requests.iter().position(|one| !one.is_receive()).expect("a message");
+        let one = &found.requests[message];
+        assert_eq!((one.left, one.arrived, one.answered), (Some((0.4, 0.41)), Some((0.5, 0.6)), Some(0.8)));
+        let receive = one.partner.expect("its receive");
+        assert!(found.requests[receive].is_receive() && found.requests[receive].partner == Some(message));
+        let counted = [1, 2].map(|pid| (found.packets[&pid].sent, found.packets[&pid].received));
+        assert_eq!(counted, [(2, 1), (0, 3)]);
+    }
+
+    #[test]
+    fn requests_without_packets_are_left_out_and_acknowledgements_may_be_early() {
+        let mut answered = packet(0.5, 1, "in", "ACK", "only", "0x11", 9);
+        answered["acknowledged"] = json!(9);
+        let found = trace(vec![
+            // It was carried out in the peer's memory.
+            post(0.1, "IBV_WR_RDMA_WRITE", 1, 0),
+            post(0.2, "IBV_WR_RDMA_WRITE", 2, 1),
+            json!({"time": 0.3, "pid": 1, "begun": "0x11", "place": 1, "to": "0x22", "psn": 9}),
+            answered,
+            // The thread that sends was late to write that down.
+            packet(0.6, 1, "out", "RDMA_WRITE", "only", "0x22", 9),
+        ]);
+        let said: Vec<_> = found.requests.iter().map(|one| (one.left, one.answered)).collect();
+        assert_eq!(said, [(None, None), (Some((0.6, 0.6)), Some(0.5))]);
+    }
+}

@@ -119,7 +119,6 @@ pub(crate) fn end_post(bytes: &mut [u8], count: usize, end: &PostEnd) {
 }
 
 /// What stands in a record of a call.
-
 pub(crate) struct CallRecord<'a> {
     pub(crate) index: usize,
     pub(crate) start: u64,
@@ -248,7 +247,6 @@ impl<'a> CallRecord<'a> {
 }
 
 /// A record that has been read.
-
 pub(crate) enum Record<'a> {
     Call(CallRecord<'a>),
     Seen(u64, Seen),
@@ -257,7 +255,7 @@ pub(crate) enum Record<'a> {
 /// The length of the record that begins here, if there can be one.
 pub(crate) fn length(bytes: &[u8]) -> Option<usize> {
     let length = (word(bytes, 0) >> 32) as usize;
-    (length >= 16 && length % 8 == 0 && length <= bytes.len()).then_some(length)
+    (length >= 16 && length.is_multiple_of(8) && length <= bytes.len()).then_some(length)
 }
 
 /// When what a record is of has begun.
@@ -298,10 +296,21 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
             read_packet(&mut cursor).map(|(time, packet)| Record::Seen(time, Seen::Packet(packet)))
         }
         Kind::Begun => read_begun(&mut cursor).map(|(time, begun)| Record::Seen(time, Seen::Begun(begun))),
-        _ if index >= CALLS.len() => None,
+        // What a record is of is shown as its call has it: they must fit.
+        _ if !CALLS.get(index).is_some_and(|call| fits(kind, call)) => None,
         Kind::Call => read_call(&mut cursor, index).map(Record::Call),
         Kind::Sends | Kind::Receives => read_post(&mut cursor, kind, index).map(Record::Call),
         Kind::Completions | Kind::Run => read_poll(&mut cursor, kind, index).map(Record::Call),
+    }
+}
+
+fn fits(kind: Kind, call: &Call) -> bool {
+    match kind {
+        Kind::Sends => call.name == "ibv_post_send",
+        Kind::Receives => matches!(call.name, "ibv_post_recv" | "ibv_post_srq_recv"),
+        Kind::Completions => call.name == "ibv_poll_cq",
+        Kind::Run => call.is_poll(),
+        Kind::Call | Kind::Packet | Kind::Begun => true,
     }
 }
 
@@ -479,10 +488,6 @@ fn read_poll<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<Ca
         for _ in 0..value {
             found.push(cursor.value()?);
         }
-    }
-    let is_cursor = !matches!(CALLS[index].name, "ibv_poll_cq");
-    if !CALLS[index].is_poll() || is_cursor && kind == Kind::Completions {
-        return None;
     }
     let completed = found.iter().map(Completed::from).collect();
     let answer = Answer { value: value as usize, errno: 0 };

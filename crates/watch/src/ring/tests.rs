@@ -234,6 +234,27 @@ fn what_is_no_ring_is_refused_and_wrong_bytes_are_no_records() {
 }
 
 #[test]
+fn a_post_or_a_poll_of_another_call_is_no_record() {
+    let index = |name| find(name).expect("a call");
+    let mut bytes = Vec::new();
+    record::write_completions(&mut bytes, index("ibv_close_device"), (1, 2), (3, 4), &[]);
+    assert!(record::read(&bytes).is_none());
+    record::write_completions(&mut bytes, index("ibv_poll_cq"), (1, 2), (3, 4), &[]);
+    assert!(record::read(&bytes).is_some());
+    record::write_run(&mut bytes, index("rdma_getaddrinfo"), (1, 2), (3, 4), 5, 0);
+    assert!(record::read(&bytes).is_none());
+    for (kind, name) in [(Kind::Sends, "ibv_alloc_pd"), (Kind::Receives, "ibv_post_send")] {
+        let mut words = Words::begin(&mut bytes, kind, index(name));
+        record::begin_post(
+            &mut words,
+            &PostHead { start: 1, queue: 2, address: 0, reports_all: true, place: 0 },
+        );
+        words.end();
+        assert!(record::read(&bytes).is_none(), "{name}");
+    }
+}
+
+#[test]
 fn every_call_can_be_a_record() {
     for (index, call) in CALLS.iter().enumerate() {
         let mut bytes = Vec::new();
