@@ -3,8 +3,8 @@
 mod ends;
 
 use adverb::{
-    CompletionQueue, Connection, ExclusiveMemory, QueuePairOptions, SharedReceiveQueue, StableMemory,
-    WorkRequest,
+    CompletionQueue, Connection, ExclusiveMemory, QueuePairOptions, RemoteMemory, Rights, SharedReceiveQueue,
+    StableMemory, WorkRequest,
 };
 use ends::{SOON, each_device, listener, parts};
 use std::any::Any;
@@ -13,6 +13,9 @@ use std::sync::{Mutex, PoisonError};
 
 const ROUNDS: u64 = 12;
 const LENGTH: usize = 256;
+const RECEIVES: u32 = 200;
+/// Bytes of a Read.
+const LONG: usize = 100_000;
 /// What freed memory holds.
 const DEAD: u8 = 0xee;
 
@@ -52,8 +55,26 @@ impl Dice {
 /// What the round has, one after the other in the order in which it is dropped.
 type Mourned = Box<dyn Any + Send>;
 
+/// Says to this test that it is the process in which it all happens.
+const HERE: &str = "ADVERB_TEST_HERE";
+const NAME: &str = "the_dead_are_left_alone";
+
+/// Within the host, and by the network.
 #[test]
 fn the_dead_are_left_alone() {
+    if std::env::var_os(HERE).is_some() {
+        return all_rounds();
+    }
+    for local in ["auto", "off"] {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", NAME, "--nocapture"]).env(HERE, "1").env("ADVERB_LOCAL", local);
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ADVERB_LOCAL={local}: {said}");
+    }
+}
+
+fn all_rounds() {
     each_device(|device| {
         for seed in 0..ROUNDS {
             round(device, &mut Dice(seed));
@@ -74,11 +95,15 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
         let client = scope.spawn(|| {
             let parts = parts(&context);
             let queue_pair = parts.domain.queue_pair(parts.options.clone()).unwrap();
-            let connection = queue_pair.connect(address, &[], SOON).unwrap();
+            let region = parts.domain.memory_region(LONG, Rights::READ).unwrap();
+            let connection = queue_pair.connect(address, &region.remote().to_bytes(), SOON).unwrap();
             flood(&connection, &parts.sends);
         });
-        let parts = parts(&context);
-        let shared = is_shared.then(|| parts.domain.shared_receive_queue(32, 1).unwrap());
+        let mut parts = parts(&context);
+        parts.receives = context.completion_queue(2 * RECEIVES).unwrap();
+        parts.options.receive_queue = parts.receives.clone();
+        parts.options.max_receives = RECEIVES;
+        let shared = is_shared.then(|| parts.domain.shared_receive_queue(RECEIVES, 1).unwrap());
         let options = QueuePairOptions { shared_receive_queue: shared.clone(), ..parts.options.clone() };
         let queue_pair = parts.domain.queue_pair(options).unwrap();
         let post = |connection: Option<&Connection>,
@@ -92,13 +117,13 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
                 _ => false,
             }
         };
-        for _ in 0..24 {
+        for _ in 0..RECEIVES {
             assert!(post(None, shared.as_ref(), Some(&queue_pair)));
         }
         let connection = listener.accept(SOON).unwrap().accept(queue_pair, &[], SOON).unwrap();
         let mut kept: Vec<Mourned> = Vec::new();
         // Some messages are taken: their buffers are freed, kept, posted again, or leaked with their completion.
-        for _ in 0..dice.below(60) {
+        for _ in 0..dice.below(30) {
             let completion = parts.receives.wait(SOON).unwrap().success().unwrap();
             match dice.below(4) {
                 0 => drop(completion),
@@ -107,6 +132,13 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
                 _ => drop(completion.into_buffer().split_off(100)),
             }
             post(Some(&connection), shared.as_ref(), None);
+        }
+        // Reads are under way, too.
+        let there = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+        for _ in 0..20 {
+            let target = parts.domain.register_buffer(Mortal(vec![0; LONG])).unwrap();
+            // Refused where the connection has ended by itself.
+            let _ = connection.post_send(WorkRequest::read(target, &there));
         }
         // Everything goes, in any order, while messages keep coming. One thing in eight is leaked.
         kept.push(Box::new(connection));
