@@ -157,6 +157,25 @@ impl Source<'_> {
         unsafe { self.copy_to(target.as_mut_ptr() as usize, 0, target.len()) }
     }
 
+    /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in line where they are in shared memory.
+    ///
+    /// # Errors
+    /// The same.
+    ///
+    /// # Safety
+    /// The same.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_all_to(&self, target: usize, length: usize) -> Result<(), CopyError> {
+        match self {
+            // SAFETY: the source is mapped, as its maker has promised; the rest is the caller's.
+            Source::Shared(shared) => unsafe {
+                Ok(copy::copy_between(target, shared.address, length.min(shared.length))?)
+            },
+            // SAFETY: handed on to the caller.
+            _ => unsafe { self.copy_to(target, 0, length) },
+        }
+    }
+
     /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes visible last.
     ///
     /// # Errors

@@ -372,7 +372,7 @@ impl Queues {
             let sge = self.receive_sge(work, 0);
             let element = (sge.lkey, sge.address, length as u32);
             // SAFETY: the key opens these bytes, with the right to write them.
-            let place = |address| unsafe { source.copy_to(address, 0, length) };
+            let place = |address| unsafe { source.copy_all_to(address, length) };
             let placed = (length <= sge.length as usize)
                 .then(|| {
                     self.engine.keys.with_known(reader, element, Access::LOCAL_WRITE, work.domain, place)

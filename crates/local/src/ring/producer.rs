@@ -154,9 +154,10 @@ impl Slot<'_> {
     #[inline(always)]
     pub fn write_words<const N: usize>(&mut self, words: [u64; N]) {
         assert!(N <= super::words(self.len), "words beyond the end of a record");
-        let room = self.producer.view.from(self.start);
+        let room = self.producer.view.from(self.start)[1..].first_chunk::<N>();
+        let room = room.expect("words beyond the end of the ring");
         // By their places: so the compiler has no loop, and the values are in no memory.
-        (0..N).for_each(|place| room[1 + place].set(words[place]));
+        (0..N).for_each(|place| room[place].set(words[place]));
     }
 
     /// Writes one word at word `place` of the record.
