@@ -2,9 +2,10 @@
 //! peer's process, and from there into its receive, and no headers are written on the way ([`Straight`]). Requester and responder count it all the same.
 //! So whatever is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
 
+use super::requesting::Requesting;
 use super::{ACKNOWLEDGE_EVERY, Link, Road, Taken};
 use crate::endpoint::Endpoint;
-use crate::local::Straight;
+use crate::local::{Head, Straight};
 use crate::observer::{self, Direction};
 use crate::sweep::Sweep;
 use adverb_core::memory::Source;
@@ -12,8 +13,46 @@ use adverb_core::qp::SendCursor;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, SendRequest};
 use adverb_core::transport::TakenOver;
 use adverb_core::watch;
-use adverb_proto::ib::{Operation, Request, Service};
+use adverb_proto::ib::{Operation, Request, Responder, Service};
 use std::time::Duration;
+
+/// Has requester and responder count a Send that goes straight.
+struct Counting<'a> {
+    endpoint: &'a Endpoint,
+    request: &'a SendRequest<'a>,
+    requester: &'a mut Requesting,
+    responder: &'a mut Responder,
+    unacknowledged: &'a mut u32,
+    destination: u32,
+    to: Direction,
+}
+
+impl Head for Counting<'_> {
+    #[inline(always)]
+    fn make(self, sequence: u64, length: u32) -> Option<Straight> {
+        let Self { request, destination, .. } = self;
+        let immediate = (request.opcode == Opcode::SendWithImmediate).then_some(request.immediate);
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let as_request = || Request {
+            sequence,
+            operation: Operation::Send { immediate: immediate.map(u32::from_be), invalidate: None },
+            length,
+            solicited,
+            fence: false,
+            shared_queue: 0,
+        };
+        let number = self.requester.send(sequence, as_request)?;
+        let acknowledged = self.responder.take_acknowledgement();
+        if acknowledged.is_some() {
+            *self.unacknowledged = 0;
+        }
+        let straight = Straight { destination, number, length, immediate, solicited, acknowledged };
+        if watch::packets() {
+            observer::straight(self.to, &straight, Some((self.endpoint.number(), sequence)));
+        }
+        Some(straight)
+    }
+}
 
 impl Link {
     /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
@@ -31,28 +70,8 @@ impl Link {
             return TakenOver::No;
         }
         let (destination, to) = (self.destination, Direction::To(self.way.route.destination));
-        near.post(endpoint, cursor, request, |sequence, length| {
-            let immediate = (request.opcode == Opcode::SendWithImmediate).then_some(request.immediate);
-            let solicited = request.flags.contains(SendFlags::SOLICITED);
-            let as_request = || Request {
-                sequence,
-                operation: Operation::Send { immediate: immediate.map(u32::from_be), invalidate: None },
-                length,
-                solicited,
-                fence: false,
-                shared_queue: 0,
-            };
-            let number = requester.send(sequence, as_request)?;
-            let acknowledged = responder.take_acknowledgement();
-            if acknowledged.is_some() {
-                *unacknowledged = 0;
-            }
-            let straight = Straight { destination, number, length, immediate, solicited, acknowledged };
-            if watch::packets() {
-                observer::straight(to, &straight, Some((endpoint.number(), sequence)));
-            }
-            Some(straight)
-        })
+        let head = Counting { endpoint, request, requester, responder, unacknowledged, destination, to };
+        near.post(endpoint, cursor, request, head)
     }
 
     /// Whether messages that come straight may be taken in as such, as far as that does not depend on each of them.

@@ -25,7 +25,7 @@ pub(crate) use near::{Near, Went};
 pub(crate) use outlet::Carrier;
 use record::LONGEST_HERE;
 pub(crate) use record::ROUTING_HEADER;
-pub(crate) use straight::Straight;
+pub(crate) use straight::{Head, Straight};
 
 use crate::handover::{self, Kind};
 use crate::lock;

@@ -237,6 +237,12 @@ impl Posting {
     }
 }
 
+/// Has the requester count a Send. A trait, since a closure that is called in several places is a function of its own there.
+pub(crate) trait Head {
+    /// What is said of the request with this number in the queue and this length.
+    fn make(self, sequence: u64, length: u32) -> Option<Straight>;
+}
+
 impl Near {
     /// Sends a request that is being posted, if it has room. The poster has the posts' lock. `head` has the requester count it, by its number in the queue and its length. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
     #[inline(always)]
@@ -245,7 +251,7 @@ impl Near {
         endpoint: &Endpoint,
         cursor: &mut SendCursor,
         request: &SendRequest<'_>,
-        head: impl FnOnce(u64, u32) -> Option<Straight>,
+        head: impl Head,
     ) -> TakenOver {
         let queues = &*endpoint.queues;
         let (address, length) = match request.data {
@@ -265,7 +271,7 @@ impl Near {
     fn post_pieces(
         &mut self,
         posted: (&Queues, &mut SendCursor, &SendRequest<'_>),
-        head: impl FnOnce(u64, u32) -> Option<Straight>,
+        head: impl Head,
     ) -> TakenOver {
         let pieces = Pieces { queues: posted.0, request: posted.2 };
         self.put(posted, pieces, head)
@@ -276,7 +282,7 @@ impl Near {
         &mut self,
         (queues, cursor, request): (&Queues, &mut SendCursor, &SendRequest<'_>),
         body: impl Body,
-        head: impl FnOnce(u64, u32) -> Option<Straight>,
+        head: impl Head,
     ) -> TakenOver {
         let Self { channel, posting, .. } = self;
         let length = body.length();
@@ -290,7 +296,7 @@ impl Near {
         if length > 0 && !body.fill(placed, &mut slot, &mut posting.reader) {
             return TakenOver::No;
         }
-        let Some(straight) = head(sequence, length as u32) else { return TakenOver::No };
+        let Some(straight) = head.make(sequence, length as u32) else { return TakenOver::No };
         slot.write_words(straight.words());
         slot.publish();
         let follows = tx.producer.peer_sleeps();
