@@ -185,7 +185,7 @@ impl Neighbour {
         Ok(())
     }
 
-    /// The same, by a message: [`crate::Side::told`].
+    /// The same, by a message that has come.
     pub fn told(&self, descriptors: Descriptors, of: Landmark) {
         let mut descriptors = descriptors.into_iter();
         let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {

@@ -158,7 +158,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
-/// that name it then fail; or find zeros, if its pages are shared with another process ([`super::moved`]).
+/// that name it then fail; or find zeros, if its pages are shared with another process ([`moved`]).
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     address: usize,

@@ -177,7 +177,7 @@ impl<S: Side> Meetings<S> {
         S::say(connection, &Message::of_process(what, self.nonce(), proof).to_bytes(), descriptors)
     }
 
-    /// Tells the process at the other end of our memory: see [`Acquainted::send`].
+    /// Tells the process at the other end of our memory, by a message.
     ///
     /// # Errors
     /// Those of sendmsg(2).
