@@ -571,6 +571,10 @@ impl State {
         match thing {
             Thing::CompletionQueue => {
                 self.queues.insert(pointer, waits::Queue::new(entries));
+                if let Some(entries) = entries {
+                    // SAFETY: the caller's promise.
+                    unsafe { completions::say_room(pointer, entries) };
+                }
             }
             Thing::QueuePair => {
                 let pair = pointer as *mut ibv_qp;

@@ -7,7 +7,7 @@ use super::report::Finding;
 use super::roles::{Act, Effect, Role, Thing};
 use super::site::Site;
 use super::waits::{Before, Waits};
-use super::{Begun, Check, State, describe, flight, profile, work};
+use super::{Begun, Check, State, completions, describe, flight, profile, work};
 use crate::calls::Call;
 use crate::names;
 use adverb_core::clock;
@@ -210,6 +210,7 @@ impl Check {
                 Act::ResizeQueue if failed.is_none() => self.with(|state| {
                     if let Some(queue) = state.queues.get_mut(&arguments[0]) {
                         queue.asked = Some(arguments[1] as u32);
+                        completions::say_room(arguments[0], arguments[1] as u32);
                     }
                 }),
                 Act::ReregisterRegion if failed.is_none() => {
