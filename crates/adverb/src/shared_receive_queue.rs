@@ -191,7 +191,7 @@ impl Drop for Inner {
         for queue in self.room.lock().drain(..) {
             // Otherwise they would take the room that others get.
             queue.core().withdraw(|completion| shared_queue(completion.wr_id) == Some(self.identity), |_| ());
-            (*queue.flights()).release(self.core.attributes().max_wr as usize);
+            queue.flights().release(self.core.attributes().max_wr as usize);
         }
         ALL.write().unwrap_or_else(PoisonError::into_inner).remove(&self.identity);
     }

@@ -34,7 +34,7 @@ static ALLOCATOR: Counting = Counting;
 
 const SOON: Duration = Duration::from_secs(20);
 const OPERATIONS: usize = 2000;
-/// So many of them do not come from operations.
+/// Fewer allocations than this are of lists that grow, and not one for each operation.
 const FEW: u64 = OPERATIONS as u64 / 20;
 
 struct End {
@@ -96,7 +96,7 @@ fn no_allocation_per_operation(device: &Device) {
         }
     };
     for operation in ["send", "write", "read"] {
-        // Tables may grow now and then until they fit; after that no operation allocates. A change of who watches a lane does, and there is one now and then where a machine is busy.
+        // Tables may grow now and then until they fit; after that no operation allocates. The list of channels that a lane polls, and the list of endpoints that wait for it, are longer now and then on a busy machine, and then they grow.
         let calls = (0..5).map(|_| {
             let before = CALLS.load(Ordering::SeqCst);
             run(OPERATIONS, operation);

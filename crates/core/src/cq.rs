@@ -470,7 +470,7 @@ impl CompletionQueue {
             unheard.forget();
         }
         self.length.store(*length as u32, Ordering::Release);
-        ring.release();
+        Guard::release(ring);
         if are_finds_told() {
             self.found();
         }
@@ -672,7 +672,7 @@ impl CompletionQueue {
         // RFC5040-5.3-9
         let has_failed = completion.status != Status::Success;
         let wakes = self.arming.completed(unheard, solicited || has_failed);
-        ring.release();
+        Guard::release(ring);
         if wakes {
             self.wake(has_failed);
         }

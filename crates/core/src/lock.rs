@@ -383,11 +383,10 @@ impl<'a, T> Guard<'a, T> {
         Self { lock, seat, stays: PhantomData }
     }
 
-    /// Lets go, in line: a drop is a call, where the compiler has several of them.
+    /// Lets go, in line: a drop is a call, where the compiler has several of them. No method, so that it hides none of what is guarded.
     #[inline(always)]
-    pub fn release(self) {
-        let guard = ManuallyDrop::new(self);
-        guard.let_go();
+    pub fn release(guard: Self) {
+        ManuallyDrop::new(guard).let_go();
     }
 
     #[inline(always)]

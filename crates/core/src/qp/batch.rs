@@ -172,7 +172,7 @@ impl<'a> SendBatch<'a> {
             // With the lock: one thread counts.
             queues.counters.sends_posted.count(next - start, queues.counts_alone.has());
         }
-        guard.release();
+        Guard::release(guard);
         if follows {
             endpoint.follow_up();
         }

@@ -172,7 +172,7 @@ impl<'a> ReceiveBatch<'a> {
         queue.posted.store(next, Ordering::Release);
         // With the lock: one thread counts.
         queues.counters.receives_posted.count(next - first, queues.counts_alone.has());
-        guard.release();
+        Guard::release(guard);
         // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the queue pair is found in error here.
         if queues.state() == State::Error {
             queues.flush_late_posts();

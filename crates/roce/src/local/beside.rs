@@ -94,7 +94,7 @@ impl Beside {
         endpoint.settled(link);
         // A deadline that is there is no later.
         let is_to_be_timed = !endpoint.is_timed() && link.deadline().is_some();
-        inner.release();
+        Guard::release(inner);
         TakenOver::Sent { follows: rings || is_to_be_timed }
     }
 

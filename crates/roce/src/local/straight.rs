@@ -17,6 +17,7 @@ use super::LONGEST_HERE;
 use super::near::Near;
 use crate::endpoint::Endpoint;
 use crate::link::Tally;
+use adverb_core::lock::Guard;
 use adverb_core::memory::{Keys, Reader};
 use adverb_core::qp::{Queues, SendCursor};
 use adverb_core::request::{Data, SendRequest, Sge};
@@ -303,7 +304,7 @@ impl Near {
         if posting.sent.add(length as u32) || queues.reports(request.flags) {
             posting.count(queues, channel.counts_alone());
         }
-        tx.release();
+        Guard::release(tx);
         queues.send.enter_sent(cursor);
         TakenOver::Sent { follows }
     }

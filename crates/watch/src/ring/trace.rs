@@ -378,6 +378,18 @@ unsafe fn number(pair: usize) -> u32 {
     if pair == 0 { 0 } else { unsafe { (&raw const (*(pair as *const ibv_qp)).qp_num).read_unaligned() } }
 }
 
+/// Copies a request and its elements.
+///
+/// # Safety
+/// The list has so many elements.
+unsafe fn copy_request<T: Copy>(words: &mut Words<'_>, request: &T, list: *const ibv_sge, number: i32) {
+    words.copy(request);
+    for index in 0..number as usize {
+        // SAFETY: the caller's promise.
+        words.copy(unsafe { &*list.add(index) });
+    }
+}
+
 /// Copies the requests of an `ibv_post_send`. False if they are written in another way.
 ///
 /// # Safety
@@ -397,11 +409,8 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
         if count == MOST_COPIED || !is_plain || wr.sg_list.is_null() && wr.num_sge != 0 {
             return false;
         }
-        words.copy(wr);
-        for index in 0..wr.num_sge as usize {
-            // SAFETY: the caller's promise: as many elements as the request says.
-            words.copy(unsafe { &*wr.sg_list.add(index) });
-        }
+        // SAFETY: the caller's promise.
+        unsafe { copy_request(&mut words, wr, wr.sg_list, wr.num_sge) };
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();
@@ -435,11 +444,8 @@ unsafe fn copy_receives(pending: &mut Pending, call: &Call, arguments: &Argument
         if count == MOST_COPIED || !is_plain || wr.sg_list.is_null() && wr.num_sge != 0 {
             return false;
         }
-        words.copy(wr);
-        for index in 0..wr.num_sge as usize {
-            // SAFETY: the caller's promise: as many elements as the request says.
-            words.copy(unsafe { &*wr.sg_list.add(index) });
-        }
+        // SAFETY: the caller's promise.
+        unsafe { copy_request(&mut words, wr, wr.sg_list, wr.num_sge) };
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();

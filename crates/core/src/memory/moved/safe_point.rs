@@ -19,7 +19,8 @@ impl SafePoints {
     /// They are those of the engine of this process.
     pub(crate) fn begin(&'static self) {
         CURRENT.set(self);
-        // There may be work already, and a thread that came by and did not find it.
+        // Another thread may have put work here since the engine was published, and a third may have cleared `WAITS` and found no safe points.
+        // It is stored after `CURRENT`: a thread that reads true here finds them.
         WAITS.store(true, Ordering::Release);
     }
 
