@@ -55,7 +55,7 @@ counters! {
     sends_posted: "send work requests posted",
     receives_posted: "receive work requests posted",
     tx_messages: "messages sent",
-    tx_bytes: "payload bytes sent",
+    tx_bytes: "payload bytes sent; what is sent again is not counted again",
     tx_frames: "frames or packets sent",
     tx_local: "packets sent through memory shared with another process",
     tx_direct: "operations carried out in memory of another process",

@@ -398,14 +398,18 @@ impl ResponderHost for Responses<'_> {
         let span = self.open(key, address, length as usize, rights)?;
         match access {
             Remote::Write => counters.rx_writes.add(1),
-            Remote::Read => counters.rx_reads.add(1),
             Remote::Atomic => {
                 aligned(span)?;
                 counters.rx_atomics.add(1);
             }
-            Remote::Flush { .. } => {}
+            Remote::Read | Remote::Flush { .. } => {}
         }
         Ok(())
+    }
+
+    fn accept_read(&mut self, length: u32) {
+        self.queues.counters.rx_reads.add(1);
+        self.queues.counters.tx_bytes.add(length.into());
     }
 
     #[inline]

@@ -178,6 +178,8 @@ pub trait ResponderHost {
     /// # Errors
     /// What the peer is told.
     fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal>;
+    /// A Read of so many bytes is accepted. A duplicate of it is answered without another call.
+    fn accept_read(&mut self, _length: u32) {}
     /// Writes a part of a message. All of it has been checked, but the key may have been revoked since.
     ///
     /// # Errors

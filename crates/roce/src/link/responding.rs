@@ -81,8 +81,6 @@ impl Link {
                     Ok(()) => {
                         queues.counters.tx_frames.add(1);
                         queues.counters.tx_local.add(carrier.is_within_host().into());
-                        let payload = reply.payload.map_or(0, |source| u64::from(source.length));
-                        queues.counters.tx_bytes.add(payload);
                     }
                     Err(refusal) => {
                         let verdict = self.responder.read_failed(&reply, refusal);

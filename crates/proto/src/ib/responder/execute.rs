@@ -216,6 +216,7 @@ impl Responder {
         if length != 0 {
             host.check_remote(key, address, length, Remote::Read)?;
         }
+        host.accept_read(length);
         let number = self.expected;
         self.accept(packet, packets(length, self.options.mtu));
         let rest = ReadSource { key, address, length, shared_queue: self.shared_queue, kept: None };

@@ -30,6 +30,8 @@ struct Host {
     refusal: Option<Refusal>,
     value: u64,
     checks: usize,
+    /// The length of each Read that it was told of.
+    reads: Vec<u32>,
     /// XRC: the queue of the last packet.
     queue: u32,
     /// Bytes of reads that it keeps, and whether it refuses to.
@@ -78,6 +80,10 @@ impl ResponderHost for Host {
     fn check_remote(&mut self, key: u32, address: u64, _: u32, _: Remote) -> Result<(), Refusal> {
         self.checks += 1;
         if key != KEY || address < 8 { Err(Refusal::Access) } else { Ok(()) }
+    }
+
+    fn accept_read(&mut self, length: u32) {
+        self.reads.push(length);
     }
 
     fn write(&mut self, _: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
@@ -614,6 +620,7 @@ fn duplicate_reads_are_answered_again_in_full_or_in_part() {
     let revoked = reth(Opcode::ReadRequest, 1, 0, 4, 0);
     assert_eq!(bench.take(revoked), Verdict::Dropped(Dropped::Unanswerable));
     assert_eq!(bench.said(), []);
+    assert_eq!(bench.host.reads, [3 * MTU as u32]);
 }
 
 // ROCE-40
