@@ -114,7 +114,7 @@ def compile_once(name, folder):
 Finding = collections.namedtuple("Finding", "name sentence remedy places")
 
 HEAD = re.compile(r"^adverb check: ([a-z0-9-]+): (.*)$")
-SUMMARY = re.compile(r"^adverb check: (?:(\d+) findings?\b.*|no findings)$", re.MULTILINE)
+SUMMARY = re.compile(r"^adverb check: (?:(\d+) findings?\b.*|no findings(?:; .*)?)$", re.MULTILINE)
 PLACE = re.compile(r"\(([^()]*):(\d+)\)")
 
 
@@ -337,6 +337,30 @@ def no_data_changes(adverb, folder):
     return "the data is as it was"
 
 
+FAULTS = (
+    "completion:REM_ACCESS_ERR@1",
+    "completion:RETRY_EXC_ERR@1",
+    "completion:RNR_RETRY_EXC_ERR@1",
+    "completion:LOC_PROT_ERR@1",
+    "ibv_post_send:ENOMEM@1",
+    "ibv_post_send:EINVAL@1",
+    "ibv_dereg_mr:EBUSY@1",
+    "rdma_create_qp:EINVAL@1",
+)
+
+
+def faults_are_no_findings(adverb, folder):
+    """What a fault of the run does is no bug of the program, which sees it and gives up."""
+    command = [compiled("right_two_buffers", folder)]
+    for rule in FAULTS:
+        with Process([adverb, "run", "--device", "roce0", "--check", "--fault", rule, "--", *command]) as process:
+            status = process.wait(LIMIT_S)
+            output = process.describe()
+        if not status or findings(output) or "no findings; the program ended with status 1" not in output or "fault 1: " not in output:
+            raise Failed(f"{rule}: status {status}\n{output}")
+    return f"{len(FAULTS)} faults"
+
+
 def table():
     """What the page says of the programs. A test compares each program with its own comment."""
     every = programs()
@@ -395,5 +419,6 @@ def tests(adverb, folder):
         found += [(f"check::others::{other.name}::{device}", no_alarm, (adverb, device, other)) for device in other.devices]
     found += [(f"check::others::{kind}::roce0", mpi_job, (adverb, folder, kind)) for kind in MPI]
     found.append(("check::standard_error_closed", no_data_changes, (adverb, folder)))
+    found.append(("check::faults_are_no_findings", faults_are_no_findings, (adverb, folder)))
     found.append(("check::document", document, ()))
     return found

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use adverb_watch::check::setting::{self, Format};
 use adverb_watch::check::{list, suppressions};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -42,6 +43,17 @@ fn suppressed(file: &str) -> Result<String, String> {
 }
 
 impl Checked {
+    /// What to say where there is no program of this name: it may be a profile.
+    pub(crate) fn meant(&self, name: &OsStr) -> Option<Failure> {
+        let profile = name.to_str().filter(|name| setting::words(name).is_ok())?;
+        let is_alone = self.check.as_deref() == Some("on");
+        is_alone.then(|| {
+            Failure::usage(format!(
+                "there is no program {profile:?}; the profile is --check={profile}, with the sign ="
+            ))
+        })
+    }
+
     /// The check of a run, whose file is empty now if its processes share it.
     pub(crate) fn begin(&self) -> Result<Option<Check>, Failure> {
         let Some(words) = &self.check else { return Ok(None) };
@@ -50,7 +62,9 @@ impl Checked {
         let mut variables = vec![(setting::CHECK, words.clone())];
         if let Some(file) = &self.check_file {
             let whole = absolute(file);
-            if !whole.contains("%p") && std::fs::metadata(&whole).map_or(true, |status| status.is_file()) {
+            let is_shared = !whole.contains("%p");
+            if is_shared && std::fs::metadata(&whole).map_or(true, |there| there.is_file() || there.is_dir())
+            {
                 File::create(&whole).map_err(|error| {
                     Failure::own(format!("--check-file {file}: cannot be written: {error}"))
                 })?;

@@ -22,8 +22,12 @@ pub(crate) struct Failing {
     fault: Option<Wanted>,
 
     /// The number from which faults by chance are drawn; the same number gives the same faults (1)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     seed: Option<u64>,
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("wanted is a number from 0 to {}", u64::MAX))
 }
 
 fn wanted(text: &str) -> Result<Wanted, String> {

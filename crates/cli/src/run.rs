@@ -67,7 +67,10 @@ pub(crate) struct Args {
 /// Runs the program to its end.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
-    let start = program::find(name)?;
+    let mut summary = args.told.begin(&args.command)?;
+    let start = program::find(name)
+        .map_err(|why| args.check.meant(name).unwrap_or(why))
+        .inspect_err(|why| summary.refuse(why))?;
     let host = Host::look(args.with_host_devices, args.devices.list())?;
     if host.is_none() {
         args.fault.check_devices(&environment::names(&args.devices))?;
@@ -111,7 +114,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             command.env(checker.variable, value);
         }
     }
-    let mut summary = args.told.begin(&args.command)?;
     let traced = args.trace.begin()?;
     let checked = args.check.begin()?;
     command.envs(traced.iter().flat_map(Trace::variables)).envs(args.fault.variables());

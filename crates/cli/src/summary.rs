@@ -51,29 +51,38 @@ impl Told {
 }
 
 impl Summary {
+    /// The program cannot be started, and no device has been made for it.
+    pub(crate) fn refuse(&mut self, why: &Failure) {
+        self.write(&[], false, Err(why));
+    }
+
     /// Says what the run has done; `status` is that of the program, or why there was none.
     pub(crate) fn end(&mut self, files: &Files, status: Result<&u8, &Failure>) {
         if !self.line && self.output.is_none() {
             return;
         }
         let totals = files.totals();
+        self.write(&totals, files.count(), status);
+        if let Some(line) = line(&totals).filter(|_| self.line) {
+            failure::say(format_args!("{line}"));
+        }
+    }
+
+    fn write(&mut self, totals: &[(String, Counters)], counted: bool, status: Result<&u8, &Failure>) {
         if let Some(output) = self.output.take() {
             let mut about = json!({
                 "command": self.command,
                 "status": status.ok(),
                 "seconds": self.begun.elapsed().as_secs_f64(),
-                "counted": files.count(),
+                "counted": counted,
             });
             if let Err(failure) = status {
                 about["error"] = json!(failure.to_string());
             }
             // The program has ended, and nobody is left whose concern this is but the user.
-            if let Err(e) = output.end(&format!("{:#}\n", value(about, &totals))) {
+            if let Err(e) = output.end(&format!("{:#}\n", value(about, totals))) {
                 failure::say(format_args!("warning: --summary: cannot be written: {e}"));
             }
-        }
-        if let Some(line) = line(&totals).filter(|_| self.line) {
-            failure::say(format_args!("{line}"));
         }
     }
 }

@@ -67,7 +67,7 @@ impl Traced {
         } else if names_descriptor(file) {
             let why = "a trace goes into a file, not into what a process has open";
             return Err(Failure::own(format!("--trace {file}: {why}")));
-        } else if std::fs::metadata(&target.file).map_or(true, |status| status.is_file()) {
+        } else if std::fs::metadata(&target.file).map_or(true, |there| there.is_file() || there.is_dir()) {
             // A pipe or a device has nothing to cut, and opening it may wait for a reader.
             // A run that still writes into a ring of this name goes on with its own.
             if format == Format::Ring {
@@ -160,17 +160,27 @@ pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
     };
     match &args.action {
         Action::Merge { format, output, files } => {
-            let said = format.as_deref().and_then(Format::from_name);
-            let wanted = said.or_else(|| output.as_deref().map(Format::of_file)).unwrap_or(Format::Text);
-            let wanted = if wanted == Format::Ring { Format::Text } else { wanted };
+            let said = match format.as_deref().and_then(Format::from_name) {
+                Some(said) => Some(said),
+                None => output.as_deref().map_or(Ok(None), format_of).map_err(Failure::own)?,
+            };
+            if let Some(name) =
+                output.as_deref().filter(|name| files.iter().any(|file| is_one_file(file, name)))
+            {
+                return Err(Failure::own(format!(
+                    "{name} is one of the files that are read: give the result another name"
+                )));
+            }
+            let wanted = said.unwrap_or(Format::Text);
             let sources: Result<Vec<_>, _> = files.iter().map(|file| read(file, wanted)).collect();
             let sources = sources.map_err(Failure::own)?;
             if let Some(said) = said
-                && let Some(other) = sources.iter().find(|source| source.format != said)
+                && let Some((file, source)) =
+                    files.iter().zip(&sources).find(|(_, source)| source.format != said)
             {
-                let name = other.format.name();
+                let (is, wanted) = (source.format.name(), said.name());
                 return Err(Failure::own(format!(
-                    "a file is {name}, and only a ring becomes another format"
+                    "{file} is {is}, and the result would be {wanted}: only a ring becomes another format"
                 )));
             }
             let merged = merge::merge(sources).map_err(Failure::own)?;
@@ -183,6 +193,27 @@ pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
             write(output.as_deref(), |output| output.write_all(page.as_bytes()))
         }
     }
+}
+
+/// The format of a result, by its name; none of a name that tells of none.
+fn format_of(name: &str) -> Result<Option<Format>, String> {
+    let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    match (Format::of_file(name), ending) {
+        (Format::Ring, _) => {
+            Err(format!("{name}: only a run writes a ring; a result is .txt, .jsonl or .json"))
+        }
+        (_, "html" | "htm") => Err(format!("{name}: adverb trace view makes a page")),
+        (Format::Text, _) => Ok(None),
+        (format, _) => Ok(Some(format)),
+    }
+}
+
+/// Whether two names are of one file.
+fn is_one_file(one: &str, other: &str) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let [one, other] = [one, other].map(|name| std::fs::metadata(name).ok());
+    one.zip(other)
+        .is_some_and(|(one, other)| one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 /// Writes a result into a file, or to standard output.
@@ -224,6 +255,16 @@ fn end_list(name: &str) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_name_of_a_result_says_its_format() {
+        let of = |name| format_of(name).map(|format| format.map(Format::name));
+        assert_eq!(of("a.json"), Ok(Some("chrome")));
+        assert_eq!(of("a.jsonl"), Ok(Some("json")));
+        assert_eq!([of("a.txt"), of("/dev/stdout")], [Ok(None), Ok(None)]);
+        assert!(of("a.ring").is_err_and(|why| why.contains("only a run")));
+        assert!(of("a.html").is_err_and(|why| why.contains("trace view")));
+    }
 
     #[test]
     fn a_list_of_events_ends_once() {

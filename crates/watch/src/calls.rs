@@ -340,8 +340,17 @@ pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The calls that a user may mean by a name that is none: those in which it occurs, or that begin alike.
-pub(crate) fn similar(name: &str) -> Vec<&'static str> {
+/// Asks whether the user means one of some calls; empty where none is near.
+pub(crate) fn meant(name: &str) -> String {
+    match similar(name).as_slice() {
+        [] => String::new(),
+        [one] => format!(" (is {one} meant?)"),
+        all => format!(" (is one of these meant: {}?)", all.join(", ")),
+    }
+}
+
+/// The calls that a user may mean by a name that is none: those in which it occurs, or whose first half is the same.
+fn similar(name: &str) -> Vec<&'static str> {
     const MOST: usize = 6;
     let word = name.trim_end_matches('*');
     let inside = |call: &&Call| word.len() > 2 && call.name.contains(word);
@@ -350,7 +359,10 @@ pub(crate) fn similar(name: &str) -> Vec<&'static str> {
         return found;
     }
     let alike = |call: &Call| call.name.bytes().zip(word.bytes()).take_while(|(a, b)| a == b).count();
-    let mut all: Vec<_> = CALLS.iter().map(|call| (alike(call), call.name)).collect();
+    // All begin with one of a few words, as ibv_.
+    let least = (word.len() / 2).max("rdma_a".len());
+    let mut all: Vec<_> =
+        CALLS.iter().map(|call| (alike(call), call.name)).filter(|(alike, _)| *alike >= least).collect();
     all.sort_by_key(|(alike, _)| std::cmp::Reverse(*alike));
     all.into_iter().map(|(_, name)| name).take(MOST).collect()
 }
@@ -417,5 +429,7 @@ mod tests {
         assert!(!matches("ibv_post_*", "ibv_poll_cq") && !matches("ibv_post", "ibv_post_send"));
         assert_eq!(similar("post_send"), ["ibv_post_send"]);
         assert!(similar("ibv_reg_mrr").contains(&"ibv_reg_mr"));
+        assert!(similar("nonsense").is_empty());
+        assert_eq!(meant("post_send"), " (is ibv_post_send meant?)");
     }
 }

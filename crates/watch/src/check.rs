@@ -100,12 +100,14 @@ struct Begun {
     from: Option<PairState>,
     /// Of a completion queue that is armed.
     before: Option<waits::Before>,
+    /// Its failure, or that of a completion, is a fault that the run wants: it says nothing of the program.
+    is_injected: bool,
 }
 
 impl Begun {
     fn new(site: Site) -> Self {
         let (managed, built) = (Vec::new(), Vec::new());
-        Self { site, serial: 0, managed, posting: None, built, from: None, before: None }
+        Self { site, serial: 0, managed, posting: None, built, from: None, before: None, is_injected: false }
     }
 
     fn caller(&self, call: &'static Call) -> Caller {
@@ -314,17 +316,28 @@ impl Check {
         Box::into_raw(Box::new(begun)) as usize
     }
 
-    /// A call has ended.
+    /// The call is not made: a fault answers in its place.
     ///
     /// # Safety
-    /// The arguments are right for the call, which has answered so; `word` is that of [`Check::begins`].
+    /// `word` is that of [`Check::begins`], and the call has not ended.
+    pub(crate) unsafe fn injected(&self, word: usize) {
+        if ![0, NOTHING_KEPT].contains(&word) {
+            // SAFETY: the caller's promise.
+            unsafe { (*(word as *mut Begun)).is_injected = true };
+        }
+    }
+
+    /// A call has ended, and has answered so. True beside the answer: a completion that it hands out is a fault.
+    ///
+    /// # Safety
+    /// The arguments are right for the call; `word` is that of [`Check::begins`].
     pub(crate) unsafe fn ended(
         &self,
         index: usize,
         call: &'static Call,
         arguments: &Arguments,
         word: usize,
-        answer: Answer,
+        (answer, is_injected): (Answer, bool),
     ) {
         if word == 0 {
             return;
@@ -339,11 +352,12 @@ impl Check {
             return;
         }
         let _whole = Deferred::new();
-        let begun = match word {
+        let mut begun = match word {
             NOTHING_KEPT => Begun::new(Site::default()),
             // SAFETY: the word of a call that has begun and not ended.
             _ => *unsafe { Box::from_raw(word as *mut Begun) },
         };
+        begun.is_injected |= is_injected;
         let Some(_inside) = Inside::enter() else { return };
         let makes_queue = matches!(
             role.effect,
@@ -375,7 +389,8 @@ impl Check {
     fn end(&self) {
         let _whole = Deferred::new();
         let Some(_inside) = Inside::enter() else { return };
-        let failed = ![0, RUNNING].contains(&STATUS.load(Ordering::Relaxed));
+        let status = STATUS.load(Ordering::Relaxed);
+        let failed = ![0, RUNNING].contains(&status);
         if self.with(|state| state.ended || !state.has_calls) {
             return;
         }
@@ -385,6 +400,7 @@ impl Check {
             let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(0));
             findings.extend(state.overruns());
+            state.found.fails_with = failed.then_some(status);
             // A handler of a signal may end the program in the middle of its work.
             if !lock::has_missed() && !state.waits.has_endings() {
                 findings.extend(if failed { Vec::new() } else { state.flight.left() });
@@ -478,7 +494,7 @@ impl State {
                 }
                 Some(errno) => {
                     self.objects.stay(arguments[0]);
-                    if errno == libc::EBUSY {
+                    if errno == libc::EBUSY && !begun.is_injected {
                         self.objects.refuse(arguments[0], call.name, begun.site);
                     }
                 }

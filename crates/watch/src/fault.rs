@@ -352,8 +352,9 @@ extern "C" fn at_exit() {
         match counted.struck() {
             0 => log!(
                 Warn,
-                "faults: rule {}, {text}, has never struck: {came} times came what it is about",
-                place + 1
+                "faults: rule {}, {text}, has never struck; {} that came: {came}",
+                place + 1,
+                counted.rule.subject.noun()
             ),
             struck => log!(Info, "faults: rule {}, {text}, has struck {struck} of {came} times", place + 1),
         }

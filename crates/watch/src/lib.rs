@@ -170,8 +170,14 @@ impl Watcher for Watch {
         });
         // SAFETY: the caller's promise.
         let injected = self.faults.and_then(|faults| unsafe { faults.instead(index, call, arguments) });
-        if let (Some((_, number)), Some(trace)) = (injected, &self.trace) {
-            either!(trace, trace => trace.injected(record, number));
+        if let Some((_, number)) = injected {
+            if let Some(trace) = &self.trace {
+                either!(trace, trace => trace.injected(record, number));
+            }
+            if let Some(check) = self.check {
+                // SAFETY: of `begins`, and the call has not ended.
+                unsafe { check.injected(checked) };
+            }
         }
         (Words::join(record, checked), injected.map(|(answer, _)| answer))
     }
@@ -186,16 +192,17 @@ impl Watcher for Watch {
         let Some((index, call)) = call(function) else { return answer };
         // SAFETY: of `begins`.
         let Words { record, checked } = unsafe { Words::split(word) };
+        let mut injected = None;
         if let Some(faults) = self.faults {
             // SAFETY: the caller's promise.
-            let injected = unsafe { faults.ended(call, arguments, answer) };
+            injected = unsafe { faults.ended(call, arguments, answer) };
             if let (Some(number), Some(trace)) = (injected, &self.trace) {
                 either!(trace, trace => trace.injected(record, number));
             }
         }
         if let Some(check) = self.check {
             // SAFETY: the caller's promise.
-            unsafe { check.ended(index, call, arguments, checked, answer) };
+            unsafe { check.ended(index, call, arguments, checked, (answer, injected.is_some())) };
         }
         if let Some(trace) = &self.trace {
             // SAFETY: the caller's promise.

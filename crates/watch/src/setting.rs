@@ -96,10 +96,8 @@ pub fn only(list: &str) -> Result<Vec<bool>, String> {
     let patterns: Vec<_> = list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).collect();
     for pattern in patterns.iter().filter(|pattern| **pattern != PACKETS) {
         if !CALLS.iter().any(|call| calls::matches(pattern, call.name)) {
-            let similar = calls::similar(pattern).join(", ");
-            return Err(format!(
-                "there is no call {pattern}; is one of these meant: {similar}? ibv_* means all that begin so"
-            ));
+            let meant = calls::meant(pattern);
+            return Err(format!("there is no call {pattern}{meant}; ibv_* means all that begin so"));
         }
     }
     let is_chosen =

@@ -166,7 +166,7 @@ impl View {
                 .areas(frame.area());
         frame.render_widget(Line::from(self.title()).style(Style::new().add_modifier(Modifier::BOLD)), title);
         if rows.is_empty() {
-            frame.render_widget(Paragraph::new("no program of this user is using a device now"), table);
+            frame.render_widget(Paragraph::new(self.choice.nothing(&self.uses)), table);
         } else {
             frame.render_widget(self.table(&rows), table);
         }

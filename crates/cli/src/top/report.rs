@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(super) fn text(uses: &[Use], choice: &Choice) -> String {
     let rows = rows(uses, choice);
     if rows.is_empty() {
-        return "no program of this user is using a device now\n".to_owned();
+        return choice.nothing(uses) + "\n";
     }
     let widths: Vec<_> = (0..HEAD.len())
         .map(|at| rows.iter().map(|row| row.cells[at].chars().count()).max().unwrap_or(0).max(HEAD[at].len()))

@@ -29,6 +29,17 @@ pub(super) struct Choice {
     pub(super) with_pairs: bool,
 }
 
+impl Choice {
+    /// Why there are no rows.
+    pub(super) fn nothing(&self, uses: &[Use]) -> String {
+        match uses.len() {
+            0 => "no program of this user is using a device now".to_owned(),
+            1 => format!("1 process uses a device now, and {:?} is not in its rows", self.filter),
+            count => format!("{count} processes use devices now, and {:?} is not in their rows", self.filter),
+        }
+    }
+}
+
 /// The names of the cells.
 pub(super) const HEAD: [&str; 13] = [
     "PROCESS", "NAME", "DEVICE", "QP", "TYPE", "STATE", "OUT/s", "IN/s", "SENDQ", "RECVQ", "SCQ", "RCQ",

@@ -34,7 +34,14 @@ pub(super) fn merge(sources: Vec<Source>) -> Result<Merged, String> {
     let format = sources.first().map_or(Format::Text, |source| source.format);
     let clocks: Vec<Clock> = sources.iter().flat_map(|source| source.clocks.values().cloned()).collect();
     if clocks.is_empty() || clocks.iter().any(|clock| clock.since == 0) {
-        return Err("a file does not say from when its times count: it is of an older adverb".to_owned());
+        let is_vague = |source: &Source| {
+            source.clocks.is_empty() || source.clocks.values().any(|clock| clock.since == 0)
+        };
+        let place = sources.iter().position(is_vague).unwrap_or(0) + 1;
+        return Err(format!(
+            "file {place} of {} does not say from when its times count: it was put together before, or is of an older adverb",
+            sources.len()
+        ));
     }
     // The clock of the machine is exact. Those of several machines are as near as their times of day. Where a system does not say which start of it this is,
     // nobody knows whether two clocks are one.

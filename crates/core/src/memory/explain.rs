@@ -58,7 +58,10 @@ impl Keys {
                 let (end, last) =
                     (u128::from(address) + u128::from(length), u128::from(first) + u128::from(size));
                 let bytes = |count: u128| if count == 1 { "byte" } else { "bytes" };
+                let far = u128::from(size);
+                let is_elsewhere = end + far <= first.into() || u128::from(address) >= last + far;
                 let _ = match first.checked_sub(address) {
+                    _ if is_elsewhere => write!(text, "none of the bytes is in"),
                     Some(before) if before > 0 => {
                         write!(text, "the bytes begin {before} {} before", bytes(before.into()))
                     }

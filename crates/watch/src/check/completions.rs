@@ -25,11 +25,17 @@ struct Freed {
 }
 
 impl Check {
-    /// Completions of a queue were handed out.
+    /// Completions of a queue were handed out. `is_injected`: one of them is a fault, and errors are not the program's.
     ///
     /// # Safety
     /// The queue lives.
-    pub(super) unsafe fn polled(&self, queue: usize, completed: &[Completed], findings: &mut Vec<Finding>) {
+    pub(super) unsafe fn polled(
+        &self,
+        queue: usize,
+        completed: &[Completed],
+        is_injected: bool,
+        findings: &mut Vec<Finding>,
+    ) {
         // SAFETY: the caller's promise.
         let Some(object) = (unsafe { QueueObject::get(queue as *mut ibv_cq) }) else { return };
         let context = object.inner.core.context();
@@ -51,6 +57,9 @@ impl Check {
             freed.core = needs_core.then(|| by_number(context, freed.completed.queue_pair)).flatten();
             let Some(core) = &freed.core else { continue };
             if freed.completed.status != IBV_WC_SUCCESS {
+                if is_injected {
+                    continue;
+                }
                 let finding = explain(&freed.completed, freed.requests.last(), core);
                 // The last retry was told already.
                 let is_told = |finding: &Finding| {

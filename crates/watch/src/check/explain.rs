@@ -146,7 +146,7 @@ fn remedy(error: AccessError, rights: Access, is_local: bool) -> String {
             format!("register the region with {}", words(rights))
         }
         AccessError::Bounds | AccessError::Wrap => {
-            "keep the address and the length within the region, or register a longer one".to_owned()
+            "keep the address and the length within the region of this key, use the key of the region that has these bytes, or register a longer one".to_owned()
         }
     }
 }

@@ -177,7 +177,9 @@ impl Check {
                 match failed {
                     Some(_) if role.act == Act::BindWindow => {}
                     Some(errno) => {
-                        findings.extend(self.refused(role.act, arguments, errno, &begun.built));
+                        if !begun.is_injected {
+                            findings.extend(self.refused(role.act, arguments, errno, &begun.built));
+                        }
                         if errno == libc::EINVAL {
                             self.remember_failure(role.act, call.name, arguments, &begun, errno);
                         }
@@ -196,7 +198,7 @@ impl Check {
                     let count = answer.value as i32 as usize;
                     let mut completed = Vec::with_capacity(count);
                     seam::completed(arguments[2] as *const ibv_wc, count, |one| completed.push(*one));
-                    self.polled(arguments[0], &completed, findings);
+                    self.polled(arguments[0], &completed, begun.is_injected, findings);
                     findings.extend(self.look_for_overrun(arguments[0], count));
                 }
                 Act::Poll if failed.is_none() && HAS_FAILED_POSTS.load(Ordering::Relaxed) => {
@@ -204,7 +206,7 @@ impl Check {
                 }
                 Act::Cursor if failed.is_none() => {
                     let completed = seam::under_cursor(arguments[0] as *mut ibv_cq_ex);
-                    self.polled(arguments[0], completed.as_slice(), findings);
+                    self.polled(arguments[0], completed.as_slice(), begun.is_injected, findings);
                     findings.extend(self.look_for_overrun(arguments[0], 1));
                 }
                 Act::ResizeQueue if failed.is_none() => self.with(|state| {
@@ -336,7 +338,7 @@ impl Check {
                 state.flight.finish(all);
             }
         });
-        if failed? != libc::EINVAL {
+        if failed? != libc::EINVAL || begun.is_injected {
             return None;
         }
         let why = core.why_refused(from, &core_attributes(attributes), mask)?;

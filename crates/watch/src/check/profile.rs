@@ -288,6 +288,13 @@ impl Profile {
         })
     }
 
+    /// Of a queue pair that the program itself leads to its peer, by an address.
+    pub(super) fn connection(&self) -> Option<String> {
+        // siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
+        (self.name == "siw")
+            .then(|| self.lacks("an address vector: there, rdma_cm alone connects queue pairs"))
+    }
+
     /// Of memory windows.
     pub(super) fn window(&self) -> Option<String> {
         (!self.windows).then(|| self.lacks("a memory window"))

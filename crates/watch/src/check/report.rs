@@ -11,6 +11,7 @@ use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A finding.
 #[derive(Clone, Debug)]
@@ -65,12 +66,19 @@ pub(super) struct Found {
     counts: BTreeMap<Kind, u32>,
     /// There were more than are shown.
     has_more: bool,
+    /// The status of a program that has failed: nothing is said of objects and requests that it has left.
+    pub(super) fails_with: Option<i32>,
 }
 
 impl Found {
     /// Whether it is new.
     pub(super) fn is_new(&mut self, finding: &Finding, site: Site) -> bool {
-        let new = (finding.kind, finding.object, site.address());
+        let place = match finding.kind {
+            // It may come to light in several places.
+            Kind::CompletionQueueOverrun => 0,
+            _ => site.address(),
+        };
+        let new = (finding.kind, finding.object, place);
         if self.seen.len() >= MOST {
             self.has_more |= !self.seen.contains(&new);
             return false;
@@ -102,7 +110,13 @@ impl Found {
                 },
             )
             .collect();
-        let more = if self.has_more { ", and more that are not shown" } else { "" };
+        let mut more = if self.has_more { ", and more that are not shown" } else { "" }.to_owned();
+        if let Some(status) = self.fails_with {
+            let _ = write!(
+                more,
+                "; the program ended with status {status}, so objects and requests that it left are no findings"
+            );
+        }
         match self.total() {
             0 => format!("no findings{more}"),
             1 => format!("1 finding ({}){more}", names.join(", ")),
@@ -183,9 +197,10 @@ impl Report {
                     let _ = write!(names, "{comma}\"{}\":{count}", kind.name());
                 }
                 format!(
-                    "{{\"summary\":true,\"findings\":{},\"whole\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
+                    "{{\"summary\":true,\"findings\":{},\"whole\":{},\"leaks_looked_for\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
                     found.total(),
                     !found.has_more,
+                    found.fails_with.is_none(),
                     std::process::id(),
                     quoted(&self.program)
                 )
@@ -195,12 +210,16 @@ impl Report {
     }
 
     fn write(&self, line: &str) {
-        let written = match &self.file {
-            Some(name) => append(&setting::file(name), line.as_bytes()),
-            None => self.errors.write(line.as_bytes()),
-        };
+        static IS_LOST: AtomicBool = AtomicBool::new(false);
+        if let Some(name) = self.file.as_deref().map(setting::file) {
+            let Err(error) = append(&name, line.as_bytes()) else { return };
+            if !IS_LOST.swap(true, Ordering::Relaxed) {
+                let why = format!("adverb check: {name} cannot be written ({error}); findings follow here\n");
+                let _ = self.errors.write(why.as_bytes());
+            }
+        }
         // Findings that cannot be written are not the program's concern.
-        let _ = written;
+        let _ = self.errors.write(line.as_bytes());
     }
 
     fn json(&self, finding: &Finding, place: &[Place], places: &[(&'static str, Vec<Place>)]) -> String {

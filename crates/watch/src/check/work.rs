@@ -347,7 +347,11 @@ impl Flight {
             }),
         };
         self.finish(refused.into_iter().flatten());
-        let Some(Over { requests, slots, last, is_for_ever }) = over.filter(|_| is_whole) else { return };
+        let Some(Over { requests, slots, last, is_for_ever }) =
+            over.filter(|over| is_whole || over.is_for_ever)
+        else {
+            return;
+        };
         let kind = if is_for_ever { Kind::UnsignalledForever } else { Kind::SlotReused };
         let why = if is_for_ever {
             "none of the requests in the slots is signalled, so no completion will ever free one"

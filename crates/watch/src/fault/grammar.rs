@@ -121,6 +121,16 @@ pub(super) enum OfPeer {
 }
 
 impl Subject {
+    /// What a rule counts, for a person.
+    pub(super) fn noun(&self) -> &'static str {
+        match self {
+            Self::Calls { .. } => "calls",
+            Self::Completion { .. } => "completions",
+            Self::Wire { .. } => "packets",
+            Self::Event(_) | Self::Device(_) | Self::Peer(_) => "instants",
+        }
+    }
+
     fn wants(&self) -> Wants {
         match self {
             Self::Calls { .. } | Self::Completion { .. } | Self::Wire { .. } => Wants::Many,
@@ -249,6 +259,9 @@ fn rule(text: &str) -> Result<Rule, Wrong> {
         _ => call(name, value, &mut options)?,
     };
     let of = options.end()?;
+    if let Some(place) = when.find(':') {
+        return wrong(end + place, "options, as :opcode=SEND, stand before the signs @ and %");
+    }
     let when = when::parse(when, subject.wants()).map_err(|why| Wrong { at: end, why })?;
     Ok(Rule { text: text.to_owned(), at: 0, subject, of, when })
 }
@@ -337,10 +350,10 @@ fn needed<'a>(of: Part<'a>, value: Option<Part<'a>>, form: &str) -> Result<Part<
 fn call(name: Part<'_>, value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
     let found: Vec<bool> = CALLS.iter().map(|call| calls::matches(name.text, call.name)).collect();
     if !found.iter().any(|found| *found) {
-        let similar = calls::similar(name.text).join(", ");
         return name.wrong(format!(
-            "there is no call {:?}; is one of these meant: {similar}? completion, wire, event, device and peer stand there, too",
-            name.text
+            "there is no call {:?}{}; completion, wire, event, device and peer stand there, too",
+            name.text,
+            calls::meant(name.text)
         ));
     }
     let chosen: Vec<bool> = CALLS.iter().zip(&found).map(|(call, found)| *found && call.can_fail()).collect();

@@ -6,6 +6,7 @@ use crate::check::report::Finding;
 use crate::check::roles::Act;
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::{self, Arguments, Posted};
+use adverb_librdmacm::abi::rdma_addrinfo;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Reads a value of C.
@@ -31,11 +32,13 @@ unsafe fn created_pair(call: &str, arguments: &Arguments) -> Option<Pair> {
     };
     // SAFETY: the caller's promise.
     let attributes: ibv_qp_init_attr = unsafe { read(arguments[place]) }?;
-    Some(Pair {
-        service: attributes.qp_type,
-        capacity: attributes.cap,
-        has_shared_queue: !attributes.srq.is_null(),
-    })
+    let service = match call {
+        // rdma_create_ep(3): the service is that of the addresses, whatever the attributes say.
+        // SAFETY: the caller's promise.
+        "rdma_create_ep" => unsafe { read::<rdma_addrinfo>(arguments[1]) }?.ai_qp_type as u32,
+        _ => attributes.qp_type,
+    };
+    Some(Pair { service, capacity: attributes.cap, has_shared_queue: !attributes.srq.is_null() })
 }
 
 /// The rights of the region that a call registers.
@@ -103,6 +106,7 @@ unsafe fn missing(profile: &Profile, call: &str, act: Act, arguments: &Arguments
                     let port = (mask & IBV_QP_PORT != 0).then_some(attributes.port_num);
                     found.extend(port.and_then(|port| profile.port(port)));
                     if mask & IBV_QP_AV != 0 {
+                        found.extend(profile.connection());
                         found.extend(profile.address(&attributes.ah_attr, knows_kinds()));
                     }
                 }
