@@ -481,11 +481,11 @@ impl CompletionQueue {
     /// otherwise wait for the end of this thread's time slice. While messages come and go nobody is let in between.
     #[inline]
     fn found_nothing(&self) {
-        const PATIENCE: u32 = 256;
+        const POLLS_BEFORE_YIELD: u32 = 256;
         const POLLS_PER_YIELD: u32 = 32;
         let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
         self.vain.store(vain, Ordering::Relaxed);
-        if vain >= PATIENCE && vain.is_multiple_of(POLLS_PER_YIELD) {
+        if vain >= POLLS_BEFORE_YIELD && vain.is_multiple_of(POLLS_PER_YIELD) {
             std::thread::yield_now();
         }
     }

@@ -85,7 +85,7 @@ impl Helpers {
 
     /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting: one that has no processor meanwhile, say.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
-        const PATIENCE: Duration = Duration::from_millis(20);
+        const HOLD_TIMEOUT: Duration = Duration::from_millis(20);
         let mut until = None;
         loop {
             match self.memory.try_write() {
@@ -93,7 +93,7 @@ impl Helpers {
                 Err(TryLockError::Poisoned(error)) => return Some(Held(error.into_inner())),
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
-            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + HOLD_TIMEOUT) {
                 return None;
             }
         }

@@ -3,7 +3,7 @@
 //! What arrives here is a ring of an event descriptor, which stands for what a transport has there, and completes in a queue. Signal handlers are the
 //! process's, so each case with such handlers is a process of its own.
 
-use adverb_core::conformance::{PATIENCE, Site};
+use adverb_core::conformance::{Site, TEST_TIMEOUT};
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::engine;
 use adverb_core::null;
@@ -87,7 +87,7 @@ impl World {
 
     /// Which thread takes it in.
     fn taker(&self) -> String {
-        self.takers.recv_timeout(PATIENCE).expect("nobody takes it in")
+        self.takers.recv_timeout(TEST_TIMEOUT).expect("nobody takes it in")
     }
 
     /// A thread that waits for an event, and says what has come of that.
@@ -132,7 +132,7 @@ impl Waiter {
     /// Returns once it sleeps, for an event, most probably.
     fn sleeps(&self) {
         let stat = PathBuf::from(format!("/proc/self/task/{}/stat", self.number));
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TEST_TIMEOUT;
         while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
             assert!(Instant::now() < end, "it does not sleep");
             std::thread::yield_now();
@@ -140,7 +140,7 @@ impl Waiter {
     }
 
     fn ended(&self) -> Result<(), i32> {
-        self.ends.recv_timeout(PATIENCE).expect("nobody wakes it")
+        self.ends.recv_timeout(TEST_TIMEOUT).expect("nobody wakes it")
     }
 
     fn signal(&self, signal: libc::c_int) {
@@ -162,7 +162,7 @@ impl Drop for Waiter {
 #[test]
 fn who_sleeps_for_an_event_takes_in_what_arrives() {
     let world = World::new();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     let mut by_waiter = 0;
     // Most of the time. It is not on duty yet, or no more, where it has no processor for a while.
     while by_waiter < 20 {
@@ -235,7 +235,7 @@ fn nobody_sleeps_at_a_descriptor_that_does_not_block() {
     assert_eq!(world.channel.wait().err().map(|error| error.errno()), Some(libc::EAGAIN));
     world.arrive();
     assert_eq!(world.taker(), BACKGROUND);
-    assert!(world.channel.ready(PATIENCE.as_millis() as i32).unwrap());
+    assert!(world.channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap());
     assert!(world.channel.wait().is_ok());
 }
 
@@ -324,7 +324,7 @@ fn a_signal_that_comes_while_the_thread_takes_in_what_arrives_ends_the_wait() {
     if in_a_process("a_signal_that_comes_while_the_thread_takes_in_what_arrives_ends_the_wait") {
         handle(libc::SIGUSR1, 0, count);
         let world = World::new();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TEST_TIMEOUT;
         let mut signals = 0;
         while signals < 10 {
             assert!(Instant::now() < end, "the background thread takes in what is the waiter's: {signals}");
@@ -368,7 +368,7 @@ fn no_signal_waits_for_what_arrives_to_cease() {
         let reactor = &engine::engine().unwrap().reactor;
         let token = reactor.add_arrival(endless.0.as_raw_fd(), READABLE, endless.clone()).unwrap();
         let waiter = world.waiter();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TEST_TIMEOUT;
         while !endless.1.load(Ordering::SeqCst) {
             assert!(Instant::now() < end, "nobody takes it in");
             std::thread::yield_now();
@@ -394,7 +394,7 @@ fn one_wait_at_most_ends_by_mistake_when_a_handler_of_the_other_kind_comes() {
         let world = World::new();
         // The thread may have no processor for a while.
         let ends_by = |signal| {
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TEST_TIMEOUT;
             while interrupted(&world, signal) != Some(Err(libc::EINTR)) {
                 assert!(Instant::now() < end, "signal {signal} does not end the wait");
             }

@@ -1,7 +1,7 @@
 //! Completions that come late ([`late`]): polls, events, resets and the end of a completion queue know of those that are kept.
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape};
+use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape, TEST_TIMEOUT};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::engine;
 use adverb_core::event::AsyncEventKind;
@@ -37,7 +37,7 @@ impl Completions for ByName {
         let time = Duration::from_millis(completion.wr_id & 0xffff_ffff);
         match completion.wr_id & !(AFTER - 1) {
             AFTER => Lateness::After(time),
-            OVERTAKEN if !overtakes => Lateness::Overtaken(PATIENCE * 2),
+            OVERTAKEN if !overtakes => Lateness::Overtaken(TEST_TIMEOUT * 2),
             _ => Lateness::OnTime,
         }
     }
@@ -80,11 +80,11 @@ fn a_work_queue_keeps_its_order_and_an_event_comes_with_the_completion() {
     }
     // No earlier than the first one: all are behind it.
     let from = std::time::Instant::now();
-    assert!(channel.ready(PATIENCE.as_millis() as i32).expect("events"));
+    assert!(channel.ready(TEST_TIMEOUT.as_millis() as i32).expect("events"));
     let _ = channel.wait().expect("the event");
     let found: Vec<_> = (0..4).map(|_| pair.client.sent().wr_id).collect();
     assert_eq!(found, [AFTER + 50, 1, AFTER + 1, 2]);
-    assert!(from.elapsed() <= PATIENCE);
+    assert!(from.elapsed() <= TEST_TIMEOUT);
     assert!(MADE.load(Ordering::Relaxed) >= 2);
 }
 
@@ -138,7 +138,7 @@ fn as_many_are_late_as_there_is_room_for() {
     write(&pair, &memory, 1);
     assert_eq!(queue.poll(1, |_| ()).expect_err("it has overrun").errno(), libc::EIO);
     let events = pair.client.context.events();
-    assert!(events.ready(PATIENCE.as_millis() as i32).expect("events"));
+    assert!(events.ready(TEST_TIMEOUT.as_millis() as i32).expect("events"));
     assert_eq!(events.wait().expect("an event").kind, AsyncEventKind::CqError);
 }
 

@@ -10,7 +10,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long a message waits for its receive; then the connection ends. The fuzzer's program posts none later.
-const PATIENCE: Duration = if cfg!(any(test, fuzzing)) { Duration::ZERO } else { Duration::from_secs(2) };
+const RECEIVE_TIMEOUT: Duration =
+    if cfg!(any(test, fuzzing)) { Duration::ZERO } else { Duration::from_secs(2) };
 /// More time than this does not count between two looks: the process was stopped, and its program could post nothing.
 const MOST_BETWEEN: Duration = Duration::from_millis(20);
 /// The pauses between the background thread's looks: the first, and the longest. The longer a message has waited, the longer they are.
@@ -38,7 +39,7 @@ impl Wait {
 
     /// Whether the program has had its time.
     pub(crate) fn is_over(&self) -> bool {
-        self.so_far >= PATIENCE
+        self.so_far >= RECEIVE_TIMEOUT
     }
 
     fn pause(&self) -> Duration {

@@ -3,7 +3,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::socket::Socket;
-use crate::startup::REQUEST_PATIENCE;
+use crate::startup::REQUEST_TIMEOUT;
 use adverb_core::error::Result;
 use adverb_core::reactor::{Readiness, Source, Timer};
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ struct FirstFrame {
 pub(crate) fn expect(endpoint: &Arc<Endpoint>, socket: &Arc<Socket>) -> Result<Timer> {
     let (endpoint_, socket) = (Arc::downgrade(endpoint), Arc::downgrade(socket));
     let waiting = Arc::new(FirstFrame { endpoint: endpoint_, socket });
-    endpoint.queues.engine.reactor.set_timer(REQUEST_PATIENCE, waiting)
+    endpoint.queues.engine.reactor.set_timer(REQUEST_TIMEOUT, waiting)
 }
 
 impl Source for FirstFrame {

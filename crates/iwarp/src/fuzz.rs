@@ -49,7 +49,7 @@ const INBOX: Range<usize> = 2560..2560 + SLOTS * SLOT;
 const SINK: Range<usize> = 3328..3328 + SLOTS * SLOT;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(9);
+const TEST_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// The device, and what all runs use.
 struct Home {
@@ -512,7 +512,7 @@ impl<'a> Run<'a> {
             if let Err(error) = self.peer.write_all(piece) {
                 assert!(self.fate != Fate::Lives, "{error}");
             }
-            let limit = Instant::now() + PATIENCE;
+            let limit = Instant::now() + TEST_TIMEOUT;
             while !self.endpoint.has_taken_all() {
                 self.look();
                 assert!(Instant::now() < limit, "{:?}", self.fate);
@@ -741,7 +741,7 @@ impl<'a> Run<'a> {
 
     /// Waits until all that was sent is taken in, and all that follows from it has happened.
     fn settle(&mut self) {
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TEST_TIMEOUT;
         loop {
             let found = self.look();
             let is_quiet = !found && self.endpoint.has_taken_all();
@@ -793,7 +793,7 @@ impl<'a> Run<'a> {
         }
         let error = Attributes { state: Some(State::Error), ..Attributes::default() };
         self.queue_pair.modify(&error, AttributeMask::STATE).unwrap();
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TEST_TIMEOUT;
         while !self.pending.is_empty() {
             self.look();
             assert!(Instant::now() < limit, "{} requests are not complete", self.pending.len());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a peer may take to close its direction.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Linger {
     reactor: &'static Reactor,
@@ -28,7 +28,7 @@ pub(crate) fn start(socket: Arc<Socket>, reactor: &'static Reactor) {
         Arc::new(Linger { reactor, state: Mutex::new(Some(State { socket, token: None, timer: None })) });
     let mut state = linger.lock();
     let token = reactor.add(fd, READABLE, linger.clone());
-    let timer = reactor.set_timer(PATIENCE, linger.clone());
+    let timer = reactor.set_timer(LINGER_TIMEOUT, linger.clone());
     if let Some(state) = &mut *state {
         (state.token, state.timer) = (token.ok(), timer.ok());
     }

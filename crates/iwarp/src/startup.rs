@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often TCP may say that nobody listens before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
 const MOST_REFUSALS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure), and how long a peer that asked and
 /// has its answer may take to send its first frame.
-pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the background thread holds of a socket in start-up.
 struct Watched {
@@ -104,7 +104,7 @@ impl Connecting {
         private_data: &[u8],
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Arc<Self>> {
-        let initiator = Initiator::new(config, private_data, Duration::ZERO, CONNECT_PATIENCE)
+        let initiator = Initiator::new(config, private_data, Duration::ZERO, CONNECT_TIMEOUT)
             .map_err(|error| Error::invalid(error.to_string()))?;
         let reactor = &endpoint.queues.engine.reactor;
         let failed = socket.connect(&destination).err();
@@ -131,7 +131,7 @@ impl Connecting {
         match failed {
             None => {
                 let (reactor, this) = (self.reactor, self.clone());
-                Watched::begin(socket, WRITABLE, CONNECT_PATIENCE, reactor, this, &self.watched)?;
+                Watched::begin(socket, WRITABLE, CONNECT_TIMEOUT, reactor, this, &self.watched)?;
                 if self.silent.load(Ordering::SeqCst) {
                     self.cancel();
                 } else if self.given_up.load(Ordering::SeqCst) {
@@ -386,14 +386,14 @@ impl Greeting {
         let Some(peer) = socket.peer() else { return Ok(()) };
         let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
         let this = Arc::new(Self {
-            responder: Responder::new(Duration::ZERO, REQUEST_PATIENCE),
+            responder: Responder::new(Duration::ZERO, REQUEST_TIMEOUT),
             sink,
             reactor,
             watched: Mutex::new(None),
             received: Mutex::default(),
             backlog,
         });
-        Watched::begin(Arc::new(socket), READABLE, REQUEST_PATIENCE, reactor, this.clone(), &this.watched)?;
+        Watched::begin(Arc::new(socket), READABLE, REQUEST_TIMEOUT, reactor, this.clone(), &this.watched)?;
         this.backlog.add_silent(peer.ip(), &this);
         Ok(())
     }
@@ -456,7 +456,7 @@ impl Source for Greeting {
     }
 
     fn timeout(self: Arc<Self>) {
-        log!(Warn, "a connection sent no request within {REQUEST_PATIENCE:?}");
+        log!(Warn, "a connection sent no request within {REQUEST_TIMEOUT:?}");
         self.end();
     }
 }

@@ -1,7 +1,7 @@
 //! A program that is behind with its receives: what has come waits for it.
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, signalled};
+use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape, TEST_TIMEOUT, signalled};
 use adverb_core::request::{Opcode, ReceiveRequest, SendRequest, Status};
 use adverb_core::transport::TransportFactory;
 
@@ -71,7 +71,7 @@ fn what_comes_behind_such_a_message_waits_too() {
                 let channel = queue.channel().unwrap();
                 if message % 3 == 0 {
                     assert!(
-                        channel.ready(PATIENCE.as_millis() as i32).unwrap(),
+                        channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap(),
                         "message {message} does not come"
                     );
                 }
@@ -80,7 +80,7 @@ fn what_comes_behind_such_a_message_waits_too() {
             }
             tell.send(()).unwrap();
         });
-        if told.recv_timeout(PATIENCE).is_err() {
+        if told.recv_timeout(TEST_TIMEOUT).is_err() {
             // Whoever waits there would wait for ever.
             pair.server.queue_pair.destroy();
             panic!("a message does not come");

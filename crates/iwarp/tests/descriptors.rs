@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const CONFIG: Config = Config {
     revision: Revision::Two,
     crc: false,
@@ -65,11 +65,11 @@ fn a_listener_rests_while_there_is_no_descriptor() {
     let before = limit_descriptors(next + 1);
     let started = Instant::now();
     let mut peer = TcpStream::connect(listener.local()).unwrap();
-    let initiator = Initiator::new(&CONFIG, b"", Duration::ZERO, PATIENCE).unwrap();
+    let initiator = Initiator::new(&CONFIG, b"", Duration::ZERO, TEST_TIMEOUT).unwrap();
     peer.write_all(initiator.request()).unwrap();
     assert!(requests.recv_timeout(Duration::from_millis(500)).is_err(), "no descriptor is left");
     limit_descriptors(before);
-    requests.recv_timeout(PATIENCE).expect("the connection is taken when there is a descriptor again");
+    requests.recv_timeout(TEST_TIMEOUT).expect("the connection is taken when there is a descriptor again");
     let elapsed = started.elapsed();
     let lines = std::fs::read_to_string(&log).unwrap();
     std::fs::remove_file(&log).unwrap();

@@ -9,7 +9,7 @@ use adverb_core::cq::CompletionQueue;
 use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask, Attributes, State};
 use adverb_core::request::{Completion, Data, Opcode, ReceiveRequest, Status};
-use pair::{Memory, PATIENCE, Side, connect, memory, poll, request};
+use pair::{Memory, Side, TEST_TIMEOUT, connect, memory, poll, request};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -77,7 +77,7 @@ fn what_is_posted_between_two_polls_leaves_in_few_writes() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (client, server, source, target) = sides();
     let mut fewest = u64::MAX;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     // A thread without a processor for a while is taken for one that does not poll: not every round counts.
     while fewest > MOST && Instant::now() < until {
         post_receives(&server, &target);
@@ -107,7 +107,7 @@ fn what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait() {
         client.queue_pair.post_send(&request(Opcode::Send, Data::Registered(&sges))).unwrap();
     };
     let mut fewest = u64::MAX;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     // As above: not every round counts.
     while fewest > u64::from(POSTS) / 2 && Instant::now() < until {
         post_receives(&server, &target);
@@ -160,7 +160,7 @@ fn a_program_that_polls_no_more_need_not() {
         expect_all(&server, &source, &target);
         // They are there already, so this does not come by the connection.
         let mut left = POSTS.into();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TEST_TIMEOUT;
         while left > 0 && Instant::now() < until {
             if client.cq.has_completions() {
                 left -= client
@@ -183,7 +183,7 @@ fn all_leave_before(end: impl Fn(&Side)) {
         post_sends(&client, &source);
         end(&client);
         expect_all(&server, &source, &target);
-        assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+        assert!(matches!(server.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
     }
 }
 

@@ -8,7 +8,7 @@ use adverb_core::memory::ways::Memory;
 use adverb_core::qp::State;
 use adverb_core::region::{DeviceMemory, Pages};
 use adverb_core::request::{Data, Opcode, ReceiveRequest, Status};
-use pair::{PATIENCE, connect, fill, memory, poll, request};
+use pair::{TEST_TIMEOUT, connect, fill, memory, poll, request};
 
 #[test]
 fn every_operation_moves_the_right_bytes() {
@@ -44,8 +44,8 @@ fn every_operation_moves_the_right_bytes() {
             assert_eq!(source.bytes[..length], back.bytes[..length]);
         }
         client.queue_pair.destroy();
-        assert!(matches!(client.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
-        assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+        assert!(matches!(client.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
+        assert!(matches!(server.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
     }
 }
 
@@ -59,8 +59,8 @@ fn a_wrong_key_is_refused_and_nothing_is_touched() {
     (read.remote_address, read.rkey) = (target.bytes.as_ptr() as u64 + 1, target.region.key());
     client.queue_pair.post_send(&read).unwrap();
     assert_eq!(poll(&client).status, Status::RemoteAccess);
-    assert!(matches!(client.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
-    assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+    assert!(matches!(client.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
+    assert!(matches!(server.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
     assert_eq!(client.queue_pair.state(), State::Error);
 }
 
@@ -102,7 +102,7 @@ fn what_another_thread_sends_leaves_while_one_sleeps() {
         }
     }
     client.queue_pair.destroy();
-    assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+    assert!(matches!(server.events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Disconnected));
 }
 
 /// Peers of this host map the engine's own memory as it is.

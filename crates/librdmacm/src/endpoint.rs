@@ -19,7 +19,7 @@ use crate::id::{IdObject, bind, create, rdma_destroy_id, rdma_resolve_addr, rdma
 use crate::qp::{rdma_create_qp, rdma_destroy_qp, rdma_destroy_srq};
 
 /// How long `rdma_create_ep` gives address and route, in milliseconds.
-const PATIENCE: c_int = 2000;
+const RESOLVE_TIMEOUT: c_int = 2000;
 
 /// Looks up addresses (`rdma_getaddrinfo(3)`): 0, -1 with `errno`, or a number of getaddrinfo(3).
 ///
@@ -232,9 +232,9 @@ unsafe fn active(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut result = rdma_resolve_addr(new, info.ai_src_addr, info.ai_dst_addr, PATIENCE);
+        let mut result = rdma_resolve_addr(new, info.ai_src_addr, info.ai_dst_addr, RESOLVE_TIMEOUT);
         if result == 0 {
-            result = rdma_resolve_route(new, PATIENCE);
+            result = rdma_resolve_route(new, RESOLVE_TIMEOUT);
         }
         if let (0, Some(attr)) = (result, attr.as_mut()) {
             attr.qp_type = info.ai_qp_type as u32;

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
-pub(crate) const TURN: usize = 16;
+pub(crate) const MOST_PACKETS_AT_ONCE: usize = 16;
 
 /// See the module.
 pub(crate) struct Endpoint {

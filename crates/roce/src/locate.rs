@@ -49,7 +49,7 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
 ];
 /// After so many questions without an answer nobody waits any longer.
-const PATIENCE: usize = 4;
+const MOST_UNANSWERED: usize = 4;
 /// Questions that wait at once, and answers that are kept.
 const MOST: usize = 16_384;
 /// While so many wait, none is added only because somebody has asked for a queue pair of ours.
@@ -323,7 +323,8 @@ impl Locator {
                 return self.settle(net, transaction, None);
             };
             question.asked += 1;
-            let patience_over = if question.asked == PATIENCE { question.askers.clone() } else { Vec::new() };
+            let patience_over =
+                if question.asked == MOST_UNANSWERED { question.askers.clone() } else { Vec::new() };
             let repeats = question.asked == 1 || !question.askers.is_empty();
             ((question.peer.ip(), question.number), patience_over, repeats, *pause)
         };

@@ -55,7 +55,7 @@ use std::time::Duration;
 const MOST_UNANSWERED: usize = 4096;
 /// How long a service that nobody offers is asked for again: perftest's server listens for the second connection only after
 /// it has told its client to connect.
-const PATIENCE: Duration = Duration::from_millis(500);
+const SERVICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Connections, those included that are being made or have just ended.
 const MOST_CONNECTIONS: usize = 1 << 18;
 /// Senders of requests whose ports are remembered.
@@ -187,7 +187,7 @@ impl Manager {
             key: [random::word(), random::word()],
             ca_guid: node_guid(),
             max_connections: MOST_CONNECTIONS,
-            patience: PATIENCE,
+            patience: SERVICE_TIMEOUT,
         };
         self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(Peer::groups));
         Ok(())

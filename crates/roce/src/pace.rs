@@ -22,10 +22,11 @@ use std::time::Duration;
 /// not count: it could not have come. Where looks are far apart, that is long; a sender whom nobody answers goes on by itself before.
 ///
 /// Tests run where a single thread may be kept from its processors for longer.
-const PATIENCE: Duration = if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
+const PROGRAM_TIMEOUT: Duration =
+    if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
 /// A program may need the end of a message before it can post a receive. It is waited for while packets of that message keep coming, but no longer than this: the
 /// peer may send them as slowly as it likes.
-pub(crate) const PATIENCE_WITH_MESSAGE: Duration = Duration::from_secs(5);
+pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
 /// Marks that wait at once; others are echoed at once.
@@ -99,13 +100,13 @@ impl Wait {
 
     /// It needs a message of which so many packets have come.
     fn come(&mut self, now: Duration, packets: u64) {
-        if packets != self.packets && now < self.kept_up + PATIENCE_WITH_MESSAGE {
+        if packets != self.packets && now < self.kept_up + MESSAGE_TIMEOUT {
             (self.moved, self.packets) = (now, packets);
         }
     }
 
     fn is_over(&self, now: Duration) -> bool {
-        now >= self.moved + PATIENCE
+        now >= self.moved + PROGRAM_TIMEOUT
     }
 }
 

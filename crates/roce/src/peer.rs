@@ -10,7 +10,7 @@ use crate::lane::Lane;
 use crate::locate::{self, Message, Place};
 use crate::lock;
 use crate::net::Net;
-use crate::pace::PATIENCE_WITH_MESSAGE;
+use crate::pace::MESSAGE_TIMEOUT;
 use crate::route::Route;
 use crate::time;
 use adverb_core::random;
@@ -255,7 +255,7 @@ impl Peer {
             }
             if echo.room > 0 {
                 (marks.repeats, marks.hoped) = (0, now);
-            } else if arrived != Sent::default() && now < marks.hoped + PATIENCE_WITH_MESSAGE {
+            } else if arrived != Sent::default() && now < marks.hoped + MESSAGE_TIMEOUT {
                 // It goes on with messages that have begun. But a peer that only says that there are none is not waited for without end.
                 marks.repeats = 0;
             }
@@ -526,7 +526,7 @@ mod tests {
         let peer = peer(0);
         let mark = peer.mark_after(REST, Duration::ZERO).unwrap();
         lock(&peer.marks).repeats = REPEATS;
-        lock(&peer.marks).hoped = time::now().saturating_sub(PATIENCE_WITH_MESSAGE);
+        lock(&peer.marks).hoped = time::now().saturating_sub(MESSAGE_TIMEOUT);
         peer.echoed(&locate::echo_of(mark, 9, 0));
         assert_eq!(lock(&peer.marks).repeats, REPEATS);
     }

@@ -3,7 +3,7 @@
 mod support;
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape, Side, TEST_TIMEOUT};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
 use std::io::{BufReader, Write};
@@ -172,7 +172,7 @@ fn what_was_posted_leaves_before_its_sender_ends() {
             side.post_receive(index.into(), &[]);
         }
         let mut other = ending_child(&side, &site, ending);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut received = 0;
         while received < DEEP as usize {
             received +=

@@ -1,7 +1,9 @@
 //! In which order things are seen, on each way that packets take: up to 100,000 messages there and back, and reads with writes behind them. The way is chosen
 //! once in a process, so each has one of its own.
 
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, QKEY, Shape, Side, path, signalled};
+use adverb_core::conformance::fixture::{
+    Home, Memory, Pair, QKEY, Shape, Side, TEST_TIMEOUT, path, signalled,
+};
 use adverb_core::conformance::{
     self, End, Site, a_long_conversation, converse, pair_with_one_queue_each, replies, rounds, runs_again,
 };
@@ -200,7 +202,7 @@ fn conversation_of_two_connections_by_two_threads() {
 
 /// Polls until so many completions have come.
 fn poll(queue: &CompletionQueue, count: usize) {
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TEST_TIMEOUT;
     let mut found = 0;
     while found < count {
         found += queue.poll(count - found, |done| assert_eq!(done.status, Status::Success)).unwrap();

@@ -4,7 +4,7 @@
 mod packets;
 mod support;
 
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape, Side, TEST_TIMEOUT};
 use adverb_core::conformance::{End, Site, speak};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
@@ -37,7 +37,7 @@ fn child(ending: &str) {
     join(&side, &site, number_behind("number ", &mut std::io::stdin().lock()));
     side.post_receive(1, &[]);
     println!("\nready 1");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while side.receives.poll(1, |_| ()).unwrap() == 0 {
         assert!(Instant::now() < deadline, "nothing comes");
         std::thread::yield_now();
@@ -165,7 +165,7 @@ fn the_network_changes_nothing_on_what_goes_by_shared_memory() {
     let counters = server.context.device().counters();
     let misaddressed = counters.misaddressed.get();
     other.send(to, &send_only(&server, server.queue_pair.attributes().rq_psn, b"FORGED by nobody"));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while counters.misaddressed.get() == misaddressed {
         assert!(Instant::now() < deadline, "it is not dropped");
         assert_eq!(server.receives.poll(0, |_| ()).unwrap(), 0);
@@ -204,7 +204,7 @@ fn a_killed_peer_fails_what_is_under_way() {
     other.wait().unwrap();
     side.post(2, Opcode::Send, &[memory.all()], (0, 0));
     assert_eq!(side.sent().status, Status::RetryExceeded);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     // Whoever found the peer gone may be about to say so.
     while side.queue_pair.state() != State::Error {
         assert!(Instant::now() < deadline, "the queue pair is not in error");
@@ -222,7 +222,7 @@ fn wait_for_event(queue: &Arc<CompletionQueue>) {
     let (tell, told) = mpsc::channel();
     let channel = queue.channel().unwrap().clone();
     std::thread::spawn(move || tell.send(channel.wait().is_ok()));
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(true), "no event");
+    assert_eq!(told.recv_timeout(TEST_TIMEOUT), Ok(true), "no event");
 }
 
 /// The same for a thread that waits for an event, with nothing between it and the peer but the memory that they share.
@@ -310,7 +310,8 @@ fn processes_wait_for_each_other() {
         });
     }
     drop(tell);
-    let mut ways: Vec<_> = (0..2).map(|_| told.recv_timeout(2 * PATIENCE).expect("nobody wakes")).collect();
+    let mut ways: Vec<_> =
+        (0..2).map(|_| told.recv_timeout(2 * TEST_TIMEOUT).expect("nobody wakes")).collect();
     ways.sort_unstable();
     let here = setting_is_not_off();
     assert_eq!(ways, [("auto", here), ("off", false)]);

@@ -9,7 +9,7 @@ mod support;
 use adverb_core::attributes::gid_of;
 use adverb_core::cm::AddressOptions;
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, TEST_TIMEOUT};
 use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
@@ -357,7 +357,7 @@ fn holds_connections() {
     for connection in &held {
         let mut poll = libc::pollfd { fd: connection.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one live structure.
-        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, PATIENCE.as_millis() as i32) }, 1);
+        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, TEST_TIMEOUT.as_millis() as i32) }, 1);
         assert_ne!(poll.revents & libc::POLLHUP, 0);
     }
     println!("all closed");
@@ -408,7 +408,7 @@ fn who_drops_privileges_is_not_trusted_any_more() {
     let mut other = Process::of(again(TEST, "hands over"));
     let before = seen();
     let wait = |expected: (u64, u64)| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while seen() == before || seen() != expected {
             assert!(Instant::now() < deadline, "{:?}, and not {expected:?}", seen());
             std::thread::yield_now();
@@ -478,7 +478,7 @@ fn nobody_is_handed_the_packets_of_another_user() {
         let before = seen();
         let bth = Bth::new(opcode(WireService::Rc, Operation::SendOnly), DEFAULT_PKEY, block << 12 | 5, 0);
         peer.send(site.at(ROCE), &packet(bth, &[], b"secret"));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while seen() == before {
             assert!(Instant::now() < deadline, "the packet is neither handed over nor dropped");
             std::thread::yield_now();

@@ -1,7 +1,7 @@
 //! A process of the same host that sleeps is woken for a message, also where the queue pair ends whose post was told that the process sleeps.
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{PATIENCE, Pair, signalled};
+use adverb_core::conformance::fixture::{Pair, TEST_TIMEOUT, signalled};
 use adverb_core::error::PostError;
 use adverb_core::qp::{AttributeMask, Attributes, State};
 use adverb_core::request::Opcode;
@@ -47,7 +47,7 @@ fn a_queue_pair_that_ends_amid_posts_leaves_nobody_asleep() {
         });
         posted.unwrap();
         other.client.post(round, Opcode::Send, &[], (0, 0));
-        told.recv_timeout(PATIENCE).expect("the thread that waits for the message sleeps for ever");
+        told.recv_timeout(TEST_TIMEOUT).expect("the thread that waits for the message sleeps for ever");
         other.client.sent_well(round);
     }
 }

@@ -7,7 +7,9 @@ mod packets;
 
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, QKEY, Shape, Side, path, signalled};
+use adverb_core::conformance::fixture::{
+    Home, Memory, Pair, QKEY, Shape, Side, TEST_TIMEOUT, path, signalled,
+};
 use adverb_core::counters::Counters;
 use adverb_core::error::PostError;
 use adverb_core::event::AsyncEventKind;
@@ -47,7 +49,7 @@ fn counters(side: &Side) -> &'static Counters {
 /// Polls until something holds.
 #[track_caller]
 fn until(side: &Side, what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         assert_eq!(side.receives.poll(0, |_| ()).unwrap(), 0);

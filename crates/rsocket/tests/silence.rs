@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Streams go over iWARP here, and datagrams, which it has not, over RoCE.
 static TRANSPORTS: &[TransportFactory] = &[
@@ -36,7 +36,7 @@ fn bound(kind: i32) -> (Socket, SocketAddr) {
 fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
-    receiver.recv_timeout(PATIENCE).unwrap()
+    receiver.recv_timeout(TEST_TIMEOUT).unwrap()
 }
 
 /// Asks for a connection of rsockets, takes the answer, and says nothing more.
@@ -55,9 +55,9 @@ fn silent(address: SocketAddr) -> TcpStream {
     let place = Target { address: 1 << 20, key: 7, length: 2 };
     let introduction =
         Connect { big_endian: false, credits: 384, mappings: 0, targets: place, data: place }.bytes();
-    let initiator = Initiator::new(&config, &introduction, Duration::ZERO, PATIENCE).unwrap();
+    let initiator = Initiator::new(&config, &introduction, Duration::ZERO, TEST_TIMEOUT).unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.write_all(initiator.request()).unwrap();
     let mut buffer = Vec::new();
     loop {
@@ -99,7 +99,7 @@ fn introduce(address: SocketAddr, number: u16) {
     let [high, low] = number.to_be_bytes();
     let ip = Ipv4Addr::new(127, 1, high, low);
     let peer = UdpSocket::bind((ip, 0)).unwrap();
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    peer.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let hello = Hello { kind: HelloKind::Data, queue_pair: 77, address: ip.into() };
     let mut bytes = [0; MAX_HELLO];
     let length = write_hello(&hello, &mut bytes);
@@ -129,7 +129,7 @@ fn a_datagram_socket_serves_any_number_of_peers() {
     // SAFETY: live locals.
     let sent = client.send(&mut unsafe { Vector::new(&part) }.unwrap(), 0, Some(address)).unwrap();
     assert_eq!(sent, 5);
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     let length = loop {
         match receive() {
             Ok((length, _)) => break length,

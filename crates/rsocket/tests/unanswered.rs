@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before the test fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The port of RoCE.
 const ROCE: u16 = 4791;
 
@@ -28,7 +28,7 @@ fn stream() -> Socket {
 fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
-    receiver.recv_timeout(PATIENCE).unwrap()
+    receiver.recv_timeout(TEST_TIMEOUT).unwrap()
 }
 
 /// Asks for a connection of rsockets in the name of a host that takes no answer.
@@ -91,7 +91,7 @@ fn requests_that_nobody_follows_up_keep_nobody_out() {
     let silent = UdpSocket::bind((Ipv4Addr::new(127, 0, 9, 9), 0)).unwrap();
     // One after the other: more at once than the backlog are refused. One that is lost is sent again after a while; nothing comes back.
     silent.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     for number in 1..=SILENT {
         for look in 0u32.. {
             if accepted() >= before + u64::from(number) {

@@ -41,7 +41,7 @@ pub(crate) fn close_at_exit() {
 
 /// What was sent before the end arrives, as with the kernel's sockets; but a peer that has stopped does not hold up the end for long.
 extern "C" fn at_exit() {
-    const PATIENCE: Duration = Duration::from_secs(3);
+    const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
     if !table::is_owner() || call::is_within() || table::all().next().is_none() {
         return;
     }
@@ -58,6 +58,6 @@ extern "C" fn at_exit() {
     // Signals are for the program's own threads.
     let _mask = signals::Blocked::all();
     if thread::Builder::new().spawn(closer).is_ok() {
-        let _ = done.recv_timeout(PATIENCE);
+        let _ = done.recv_timeout(EXIT_TIMEOUT);
     }
 }

@@ -242,7 +242,7 @@ struct Beside {
 }
 
 /// So often it looks whether a post has ended that has called it.
-const PATIENCE: u32 = 10_000;
+const MOST_LOOKS: u32 = 10_000;
 /// So often it finds others at everything that is under way before it comes back later.
 const VAIN: u32 = 4;
 
@@ -262,7 +262,9 @@ impl Beside {
             Errand::Called(at) => {
                 let copies = &self.copies;
                 copies.habit.came(copies.now().saturating_sub(at));
-                (0..PATIENCE).take_while(|_| copies.habit.is_posting()).for_each(|_| std::hint::spin_loop());
+                (0..MOST_LOOKS)
+                    .take_while(|_| copies.habit.is_posting())
+                    .for_each(|_| std::hint::spin_loop());
                 !self.is_polled()
             }
         }

@@ -1,7 +1,7 @@
 //! What is lent to another process: memory of the program that messages to it speak of ([`adverb_local::Loan`]).
 //!
 //! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process is at it,
-//! which is as long as one copy of at most 256 KiB takes it; but no longer than [`PATIENCE`], and not for one that has ended: it may have been stopped. What it
+//! which is as long as one copy of at most 256 KiB takes it; but no longer than [`READER_TIMEOUT`], and not for one that has ended: it may have been stopped. What it
 //! reads after that, it finds to be void.
 
 use crate::lock;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long another process that reads is waited for.
-const PATIENCE: Duration = Duration::from_millis(200);
+const READER_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Now, on the engine's clock.
 fn now() -> Duration {
@@ -85,7 +85,7 @@ impl Loans {
                 if is_wanted(&piece) { wanted.push(piece) } else { lent.push_back(piece) }
             }
         }
-        let until = now() + PATIENCE;
+        let until = now() + READER_TIMEOUT;
         for piece in wanted {
             while !self.ring.withdraw(piece.loan, why) {
                 if self.ended.load(Ordering::SeqCst) || now() >= until {

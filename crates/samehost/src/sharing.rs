@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 /// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
 /// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
-const PATIENCE: Duration = Duration::from_secs(1);
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
 /// How long a thread of the program, on its way to move pages, waits for the same. Who has not ended it by then is not troubled, and the pages stay for this time.
 const MOMENT: Duration = Duration::from_millis(3);
@@ -537,7 +537,7 @@ struct Patience {
 
 /// At the end of a registration.
 fn long(neighbour: &Neighbour) -> Patience {
-    Patience { length: PATIENCE / (1 << neighbour.delays().min(MOST_DELAYS)), is_last: true }
+    Patience { length: WITHDRAWAL_TIMEOUT / (1 << neighbour.delays().min(MOST_DELAYS)), is_last: true }
 }
 
 /// Before pages are moved.

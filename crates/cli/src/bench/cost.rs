@@ -3,7 +3,7 @@
 use super::allocator;
 use super::session::{Session, text};
 use super::target::{Order, idle_options};
-use crate::pair::link::{PATIENCE, Waiting};
+use crate::pair::link::{PEER_TIMEOUT, Waiting};
 use adverb::WorkRequest;
 
 impl Session {
@@ -36,7 +36,7 @@ impl Session {
             }
             self.target.order(&Order::AcceptIdle)?;
             let queue_pair = self.link.domain().queue_pair(idle_options(&self.link)).map_err(text)?;
-            idle.push(queue_pair.connect(self.address, &[], PATIENCE).map_err(text)?);
+            idle.push(queue_pair.connect(self.address, &[], PEER_TIMEOUT).map_err(text)?);
             self.done()?;
         }
         let bytes = allocator::bytes() - before;

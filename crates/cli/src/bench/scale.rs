@@ -4,7 +4,7 @@ use super::session::{Session, number};
 use super::stream::rate;
 use super::target::{Answer, Order};
 use crate::pair::child::Child;
-use crate::pair::link::{Link, MESSAGE, PATIENCE, SHARED, Stream};
+use crate::pair::link::{Link, MESSAGE, PEER_TIMEOUT, SHARED, Stream};
 use adverb::{Connection, Listener, ProtectionDomain, QueuePair, QueuePairOptions, WorkRequest};
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ impl Session {
             let mut sender: Child<Order, Answer> =
                 Child::start("sender", &["bench", "--target"], &environment)?;
             self.target.order(&Order::AcceptSender)?;
-            sender.ask(&Order::Join(device.to_owned(), self.address), Instant::now() + 2 * PATIENCE)?;
+            sender.ask(&Order::Join(device.to_owned(), self.address), Instant::now() + 2 * PEER_TIMEOUT)?;
             self.done()?;
             crowd.push(sender);
         }
@@ -36,7 +36,7 @@ impl Session {
         let start = Instant::now();
         crowd.iter_mut().try_for_each(|sender| sender.order(&order))?;
         for sender in &mut crowd {
-            sender.answer(start + 6 * PATIENCE)?;
+            sender.answer(start + 6 * PEER_TIMEOUT)?;
         }
         let rate = rate(start, MESSAGE, count);
         drop(crowd);
@@ -56,10 +56,10 @@ impl Session {
         let start = Instant::now();
         let (here, connections) = many(count, || {
             let queue_pair = queue_pair(self.link.domain())?;
-            queue_pair.connect(self.address, &[], PATIENCE).map_err(|error| error.to_string())
+            queue_pair.connect(self.address, &[], PEER_TIMEOUT).map_err(|error| error.to_string())
         })?;
         let rate = count as f64 / start.elapsed().as_secs_f64();
-        let there = number(self.target.answer(Instant::now() + 6 * PATIENCE)?)?;
+        let there = number(self.target.answer(Instant::now() + 6 * PEER_TIMEOUT)?)?;
         self.target.order(&Order::DropIdle)?;
         drop(connections);
         self.done()?;
@@ -89,8 +89,8 @@ pub(super) fn accept(
     count: usize,
 ) -> Result<(f64, Vec<Connection>), String> {
     many(count, || {
-        let request = listener.accept(PATIENCE).map_err(|error| error.to_string())?;
-        request.accept(queue_pair(domain)?, &[], PATIENCE).map_err(|error| error.to_string())
+        let request = listener.accept(PEER_TIMEOUT).map_err(|error| error.to_string())?;
+        request.accept(queue_pair(domain)?, &[], PEER_TIMEOUT).map_err(|error| error.to_string())
     })
 }
 

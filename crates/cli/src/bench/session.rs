@@ -5,7 +5,7 @@ use super::yardstick::tcp::Tcp;
 use super::yardstick::udp::Udp;
 use super::{network, processors};
 use crate::pair::child::Child;
-use crate::pair::link::{Link, PATIENCE, SHARED, Shape};
+use crate::pair::link::{Link, PEER_TIMEOUT, SHARED, Shape};
 use adverb::{Context, MemoryRegion, Opcode, Rights};
 use hdrhistogram::Histogram;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
@@ -61,7 +61,7 @@ impl Session {
         let crc = if checksum { "on" } else { "off" };
         let environment = [("ADVERB_DEVICE", device), ("ADVERB_CRC", crc)];
         let mut target: Child<Order, Answer> = Child::start("target", &["bench", "--target"], &environment)?;
-        let by = Instant::now() + PATIENCE;
+        let by = Instant::now() + PEER_TIMEOUT;
         let at = match place {
             Place::Here => Ipv4Addr::LOCALHOST.into(),
             Place::BehindCable => {
@@ -90,7 +90,7 @@ impl Session {
     pub(super) fn start_tcp(&mut self) -> Result<(), String> {
         let address = address(self.ask(&Order::ListenTcp(self.address.ip()))?)?;
         self.target.order(&Order::AcceptTcp)?;
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(text)?;
+        let stream = TcpStream::connect_timeout(&address, PEER_TIMEOUT).map_err(text)?;
         self.done()?;
         self.tcp = Some(Tcp::new(stream)?);
         Ok(())
@@ -111,11 +111,11 @@ impl Session {
     }
 
     pub(super) fn done(&mut self) -> Result<(), String> {
-        self.target.answer(Instant::now() + 2 * PATIENCE).map(drop)
+        self.target.answer(Instant::now() + 2 * PEER_TIMEOUT).map(drop)
     }
 
     pub(super) fn ask(&mut self, order: &Order) -> Result<Answer, String> {
-        self.target.ask(order, Instant::now() + 2 * PATIENCE)
+        self.target.ask(order, Instant::now() + 2 * PEER_TIMEOUT)
     }
 
     pub(super) fn tcp(&mut self) -> Result<&mut Tcp, String> {

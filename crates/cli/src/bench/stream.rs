@@ -3,7 +3,7 @@
 use super::network;
 use super::session::{Session, TargetIs, number, text};
 use super::target::Order;
-use crate::pair::link::{PATIENCE, SHARED, Stream, WORDS, Waiting};
+use crate::pair::link::{PEER_TIMEOUT, SHARED, Stream, WORDS, Waiting};
 use crate::pair::pattern;
 use adverb::WorkRequest;
 use std::time::Instant;
@@ -63,7 +63,7 @@ impl Session {
     pub(super) fn udp_stream(&mut self, datagram: usize, bytes: usize) -> Result<f64, String> {
         self.target.order(&Order::TakeUdp(datagram))?;
         self.udp()?.pour(datagram, bytes).map_err(text)?;
-        number(self.target.answer(Instant::now() + 2 * PATIENCE)?)
+        number(self.target.answer(Instant::now() + 2 * PEER_TIMEOUT)?)
     }
 
     /// Bytes per second of one-sided operations.

@@ -6,7 +6,7 @@ use super::session::{own_memory, text};
 use super::yardstick::tcp::Tcp;
 use super::yardstick::udp::{Service, Udp, spin};
 use super::{network, processors, scale};
-use crate::pair::link::{Link, PATIENCE, SHARED, Shape, Waiting, poll_until};
+use crate::pair::link::{Link, PEER_TIMEOUT, SHARED, Shape, Waiting, poll_until};
 use crate::pair::{child, pattern};
 use adverb::{Connection, Context, Listener, MemoryRegion, QueuePair, QueuePairOptions, WorkRequest};
 use serde::{Deserialize, Serialize};
@@ -241,8 +241,8 @@ impl Target {
     }
 
     fn accept_idle(&self, queue_pair: QueuePair) -> Result<Connection, String> {
-        let request = self.listener()?.accept(PATIENCE).map_err(text)?;
-        request.accept(queue_pair, &[], PATIENCE).map_err(text)
+        let request = self.listener()?.accept(PEER_TIMEOUT).map_err(text)?;
+        request.accept(queue_pair, &[], PEER_TIMEOUT).map_err(text)
     }
 
     fn accept(&self) -> Result<Link, String> {

@@ -1,6 +1,6 @@
 //! What a peer that means harm, or errs, may try, and what becomes of it.
 
-use crate::pair::link::{Link, PATIENCE, Waiting};
+use crate::pair::link::{Link, PEER_TIMEOUT, Waiting};
 use crate::pair::pattern;
 use adverb::{RemoteMemory, Rights, Status, WorkRequest};
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ pub(super) fn active(link: &Link, refusal: Refusal) -> Result<String, String> {
         true => WorkRequest::read(buffer, &target),
         false => WorkRequest::write(buffer, &target),
     })?;
-    let completion = link.sends.wait(PATIENCE).map_err(|error| error.to_string())?;
+    let completion = link.sends.wait(PEER_TIMEOUT).map_err(|error| error.to_string())?;
     if refusal.is_read() {
         if completion.status == Status::Success {
             return Err("the read was permitted".into());
@@ -98,7 +98,7 @@ pub(super) fn active(link: &Link, refusal: Refusal) -> Result<String, String> {
         }
     }
     // A write over iWARP may be complete on this side before the other side has refused it.
-    if !link.connection.wait_disconnected(PATIENCE) {
+    if !link.connection.wait_disconnected(PEER_TIMEOUT) {
         return Err("the connection goes on after a refused access".into());
     }
     Ok(completion.status.to_string())
@@ -121,7 +121,7 @@ pub(super) fn passive(link: &Link, refusal: Refusal) -> Result<String, String> {
         region
     };
     link.tell(&token.to_bytes())?;
-    if !link.connection.wait_disconnected(PATIENCE) {
+    if !link.connection.wait_disconnected(PEER_TIMEOUT) {
         return Err("the other side's access did not end the connection".into());
     }
     pattern::check("the offered memory", &region.to_vec(..), &expected)?;

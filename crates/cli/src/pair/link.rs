@@ -19,7 +19,7 @@ pub(crate) const SHARED: usize = RECEIVES * MESSAGE;
 pub(crate) const WORDS: usize = SHARED;
 const PAGE: usize = 4096;
 /// Nothing that the other side is expected to do takes longer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The messages of a link, and how many of them may be on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -98,7 +98,7 @@ impl Link {
     pub(crate) fn connect_as(shape: Shape, context: &Context, address: SocketAddr) -> Result<Link, String> {
         let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let token = shared.remote().to_bytes();
-        let connection = queue_pair.connect(address, &token, PATIENCE);
+        let connection = queue_pair.connect(address, &token, PEER_TIMEOUT);
         let connection = connection.map_err(|error| format!("connecting to {address}: {error}"))?;
         let peer = RemoteMemory::from_bytes(connection.private_data());
         let peer = peer.ok_or("the private data of the connection names no memory")?;
@@ -113,11 +113,11 @@ impl Link {
     /// The same for messages of another shape.
     pub(crate) fn accept_as(shape: Shape, context: &Context, listener: &Listener) -> Result<Link, String> {
         let request =
-            listener.accept(PATIENCE).map_err(|error| format!("waiting for the client: {error}"))?;
+            listener.accept(PEER_TIMEOUT).map_err(|error| format!("waiting for the client: {error}"))?;
         let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let peer = RemoteMemory::from_bytes(request.private_data());
         let peer = peer.ok_or("the private data of the connection names no memory")?;
-        let connection = request.accept(queue_pair, &shared.remote().to_bytes(), PATIENCE);
+        let connection = request.accept(queue_pair, &shared.remote().to_bytes(), PEER_TIMEOUT);
         let connection = connection.map_err(|error| format!("accepting the connection: {error}"))?;
         Ok(Link { connection, sends, receives, shared, peer, shape })
     }
@@ -237,7 +237,7 @@ impl<'a> Stream<'a> {
 fn next(queue: &CompletionQueue, waiting: Waiting) -> Result<Completion, String> {
     let text = |error: adverb::Error| error.to_string();
     if waiting == Waiting::Sleeping {
-        return queue.wait(PATIENCE).and_then(Completion::success).map_err(text);
+        return queue.wait(PEER_TIMEOUT).and_then(Completion::success).map_err(text);
     }
     let mut until = None;
     loop {
@@ -246,9 +246,9 @@ fn next(queue: &CompletionQueue, waiting: Waiting) -> Result<Completion, String>
                 return completion.success().map_err(text);
             }
         }
-        let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+        let until = *until.get_or_insert_with(|| Instant::now() + PEER_TIMEOUT);
         if Instant::now() > until {
-            return Err(format!("nothing has completed within {PATIENCE:?}"));
+            return Err(format!("nothing has completed within {PEER_TIMEOUT:?}"));
         }
     }
 }
@@ -266,9 +266,9 @@ pub(crate) fn poll_until(link: &Link, mut done: impl FnMut() -> bool) -> Result<
                 completion.success().map_err(|error| error.to_string())?;
             }
         }
-        let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+        let until = *until.get_or_insert_with(|| Instant::now() + PEER_TIMEOUT);
         if Instant::now() > until {
-            return Err(format!("the other side has written nothing within {PATIENCE:?}"));
+            return Err(format!("the other side has written nothing within {PEER_TIMEOUT:?}"));
         }
     }
 }

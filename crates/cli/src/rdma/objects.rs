@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// How long a process may take to answer.
-const PATIENCE: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A device that is asked about.
 pub(super) struct Asked<'a> {
@@ -43,7 +43,7 @@ impl Process {
 fn processes(about: About) -> Result<Vec<Process>, Failure> {
     let mut all = Vec::new();
     for process in counters::running().into_iter().filter(|process| !process.elsewhere) {
-        let Some(objects) = process.place.and_then(|place| inspect::ask(place, PATIENCE).ok()) else {
+        let Some(objects) = process.place.and_then(|place| inspect::ask(place, ANSWER_TIMEOUT).ok()) else {
             continue;
         };
         let is_enough = match about {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// How long a process may take to answer.
-const PATIENCE: Duration = Duration::from_millis(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// So many are asked at a time: a view of root waits once for those that do not answer, not for each.
 const AT_ONCE: usize = 32;
@@ -38,7 +38,7 @@ impl Sample {
         let processes = counters::running();
         let ask = |process: &counters::Process| {
             let place = process.place.filter(|_| !process.elsewhere && !is_stopped(process.id))?;
-            Some((process.id, inspect::ask(place, PATIENCE).ok()?))
+            Some((process.id, inspect::ask(place, ANSWER_TIMEOUT).ok()?))
         };
         let objects = processes.chunks(AT_ONCE).flat_map(|some| ask_all(some, ask)).collect();
         Self { at: Instant::now(), processes, objects }

@@ -209,7 +209,7 @@ impl Identifier {
     /// # Errors
     /// EINVAL without an address; the errors of [`Identifier::bind`] and [`Identifier::resolve_address`].
     pub fn for_address(info: &AddressInfo) -> Result<Arc<Self>> {
-        const PATIENCE: Duration = Duration::from_secs(2);
+        const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
         let port_space = info.port_space.unwrap_or(PortSpace::Tcp);
         let service = info.service.unwrap_or(port_space.service());
         let identifier = Self::with_service(None, port_space, service)?;
@@ -218,9 +218,9 @@ impl Identifier {
             identifier.bind(address)?;
         } else {
             let peer = info.destination.ok_or_else(|| Error::invalid("no address to connect to"))?;
-            identifier.resolve_address(info.source, peer, PATIENCE)?;
+            identifier.resolve_address(info.source, peer, RESOLVE_TIMEOUT)?;
             identifier.wait_event()?.outcome()?;
-            identifier.resolve_route(PATIENCE)?;
+            identifier.resolve_route(RESOLVE_TIMEOUT)?;
             identifier.wait_event()?.outcome()?;
         }
         Ok(identifier)

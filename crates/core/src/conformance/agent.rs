@@ -2,7 +2,7 @@
 //!
 //! It is the test's own executable, with a test in it that [serves](serve).
 
-use super::PATIENCE;
+use super::TEST_TIMEOUT;
 use super::fixture::{Memory, Side};
 use crate::memory::copy_from;
 use crate::memory::moved::safe_point;
@@ -123,7 +123,7 @@ impl Other {
     /// The next answer.
     #[track_caller]
     pub fn hear(&self) -> Vec<u64> {
-        let answer = self.lines.recv_timeout(5 * PATIENCE).expect("the other process answers");
+        let answer = self.lines.recv_timeout(5 * TEST_TIMEOUT).expect("the other process answers");
         answer.split_whitespace().map(|word| word.parse().unwrap()).collect()
     }
 
@@ -215,8 +215,8 @@ pub fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
 
 /// One test at a time: they look at counters of this process.
 pub fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(|e| e.into_inner())
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Posts one request, and waits for its end.

@@ -1,12 +1,12 @@
 //! Completion queues and their channels.
 
-use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
+use super::fixture::{Memory, Pair, Shape, Site, TEST_TIMEOUT, signalled};
 use crate::clock;
 use crate::event::AsyncEventKind;
 use crate::qp::{AttributeMask, Attributes, State};
 use crate::request::{Opcode, SendFlags, SendRequest};
 
-const MILLISECONDS: i32 = PATIENCE.as_millis() as i32;
+const MILLISECONDS: i32 = TEST_TIMEOUT.as_millis() as i32;
 
 /// More completions than fit: the program is told, by an event and by the poll.
 // IB-QP-36
@@ -108,7 +108,7 @@ pub fn moderated(site: &Site) {
         }
     };
     let taken = |count: usize| {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + TEST_TIMEOUT;
         let mut found = 0;
         while found < count {
             found += queue.poll(count - found, |_| ()).unwrap();
@@ -195,7 +195,7 @@ pub fn attended(site: &Site) {
     let channel = queue.channel().unwrap();
     let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
     queue.serve();
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     for wr_id in 0..20 {
         pair.server.post_receive(wr_id, &[]);
         let attendance = queue.attend().unwrap();

@@ -1,7 +1,8 @@
 //! Connection management: events, their order and content.
 
 use super::fixture::{
-    PATIENCE, Pair, Shape, Side, Site, expect, listener, parameters, request, resolved, resolved_identifier,
+    Pair, Shape, Side, Site, TEST_TIMEOUT, expect, listener, parameters, request, resolved,
+    resolved_identifier,
 };
 use crate::cm::{
     AddressFlags, AddressInfo, ConnectionParameters, EventChannel, EventKind, Identifier, IdentifierState,
@@ -231,7 +232,7 @@ pub fn requests_without_an_answer_are_refused(site: &Site) {
     assert_ne!(client.expect(EventKind::Rejected).status, 0);
     let client = resolved(site, Shape::default(), listener.local_address().unwrap());
     client.id.connect(None).unwrap();
-    assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap());
+    assert!(channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap());
     listener.destroy();
     assert!(channel.try_get().unwrap().is_none());
     assert_ne!(client.expect(EventKind::Rejected).status, 0);
@@ -247,7 +248,7 @@ pub fn an_initiator_gives_up(site: &Site) {
     client.id.destroy();
     if server.id.accept(None).is_ok() {
         loop {
-            assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap());
+            assert!(channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap());
             if channel.get().unwrap().kind != EventKind::Established {
                 break;
             }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The longest that a case waits for anything.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where the cases run: a device, and an address of this host that it serves.
 #[derive(Clone, Debug)]
@@ -369,7 +369,7 @@ impl Side {
     #[track_caller]
     pub fn raised(&self, kind: AsyncEventKind, subject: u64) {
         let events = self.context.events();
-        assert!(events.ready(PATIENCE.as_millis() as i32).unwrap(), "{kind:?} does not come");
+        assert!(events.ready(TEST_TIMEOUT.as_millis() as i32).unwrap(), "{kind:?} does not come");
         let event = events.wait().unwrap();
         assert_eq!((event.kind, event.subject), (kind, subject));
     }
@@ -458,7 +458,7 @@ pub fn signalled(sges: &[Sge], remote: (u64, u32)) -> SendRequest<'_> {
 /// The next event of a channel, which must be of this kind.
 #[track_caller]
 pub fn expect(channel: &EventChannel, kind: EventKind) -> Event {
-    assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap(), "{kind:?} does not come");
+    assert!(channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap(), "{kind:?} does not come");
     let event = channel.get().unwrap();
     assert_eq!(event.kind, kind, "{event:?}");
     event
@@ -479,7 +479,7 @@ pub fn completion(queue: &CompletionQueue) -> Completion {
                 return found;
             }
         }
-        assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap(), "a completion does not come");
+        assert!(channel.ready(TEST_TIMEOUT.as_millis() as i32).unwrap(), "a completion does not come");
         channel.wait().unwrap();
     }
 }
@@ -505,7 +505,7 @@ pub fn in_a_child(act: impl FnOnce()) {
     assert!(child >= 0);
     if child == 0 {
         // SAFETY: plain numbers; the alarm bounds the child's time.
-        unsafe { libc::alarm(PATIENCE.as_secs() as u32 * 2) };
+        unsafe { libc::alarm(TEST_TIMEOUT.as_secs() as u32 * 2) };
         let code = i32::from(catch_unwind(AssertUnwindSafe(act)).is_err());
         // SAFETY: ends this process at once, without the test harness's exit handlers.
         unsafe { libc::_exit(code) };
@@ -617,9 +617,9 @@ pub fn resolved(site: &Site, shape: Shape, peer: SocketAddr) -> Side {
 pub fn resolved_identifier(peer: SocketAddr) -> (Arc<Identifier>, Arc<EventChannel>) {
     let channel = EventChannel::new().unwrap();
     let id = Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
-    id.resolve_address(None, peer, PATIENCE).unwrap();
+    id.resolve_address(None, peer, TEST_TIMEOUT).unwrap();
     expect(&channel, EventKind::AddressResolved);
-    id.resolve_route(PATIENCE).unwrap();
+    id.resolve_route(TEST_TIMEOUT).unwrap();
     expect(&channel, EventKind::RouteResolved);
     (id, channel)
 }

@@ -1,6 +1,6 @@
 //! Sends and receives.
 
-use super::fixture::{Memory, PATIENCE, Pair, Site, signalled};
+use super::fixture::{Memory, Pair, Site, TEST_TIMEOUT, signalled};
 use crate::error::PostError;
 use crate::memory::Access;
 use crate::region::ProtectionDomain;
@@ -213,7 +213,7 @@ pub fn wrong_local_keys(site: &Site) {
 pub fn ping_pong_by_polling(site: &Site) {
     let pair = Pair::connect(site);
     let (client, server) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let wait = |queue: &crate::cq::CompletionQueue| -> Completion {
         loop {
             let mut found = None;

@@ -13,7 +13,7 @@
 //! );
 //! ```
 //!
-//! A case panics when the transport fails it. All waits are bounded by [`PATIENCE`]. Operations that the device does not list are left out; where
+//! A case panics when the transport fails it. All waits are bounded by [`TEST_TIMEOUT`]. Operations that the device does not list are left out; where
 //! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
 
 mod again;
@@ -36,7 +36,7 @@ pub use again::*;
 pub use completions::*;
 pub use connections::*;
 pub use datagrams::*;
-pub use fixture::{PATIENCE, Site};
+pub use fixture::{Site, TEST_TIMEOUT};
 pub use messages::*;
 pub use one_sided::*;
 pub use order::*;

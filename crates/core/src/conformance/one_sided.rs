@@ -1,6 +1,6 @@
 //! Writes, reads, atomics, and the protection of memory. The target's program never calls the library.
 
-use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
+use super::fixture::{Memory, Pair, Shape, Site, TEST_TIMEOUT, signalled};
 use crate::attributes::TransportType;
 use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes};
@@ -372,7 +372,7 @@ pub fn a_deregistered_region_is_left_alone(site: &Site) {
     let patterns: Vec<Vec<u8>> =
         sources.iter().enumerate().map(|(n, source)| source.fill(n as u64 + 1)).collect();
     let started = AtomicBool::new(false);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0u64.. {

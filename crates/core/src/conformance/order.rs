@@ -1,6 +1,6 @@
 //! In which order things are seen: what programs count on beyond the standards (`specs/practice.md`).
 
-use super::fixture::{Memory, PATIENCE, Pair, Shape, Side, Site, signalled};
+use super::fixture::{Memory, Pair, Shape, Side, Site, TEST_TIMEOUT, signalled};
 use crate::cq::CompletionQueue;
 use crate::request::{Completion, CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ const MOMENT: Duration = Duration::from_micros(20);
 
 /// The next completion; none if somebody else has failed.
 fn next(queue: &CompletionQueue, failed: &AtomicBool) -> Option<Completion> {
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TEST_TIMEOUT;
     let (mut found, mut polls) = (None, 0);
     while queue.poll(1, |entry| found = Some(*entry)).unwrap() == 0 {
         assert!(Instant::now() < limit, "a completion does not come");

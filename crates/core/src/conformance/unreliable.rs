@@ -73,7 +73,7 @@ pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
     // What was lost is behind when a write has arrived.
     client.post(3, Opcode::Write, &[from.all()], (to.address(0), to.region.key()));
     client.sent_well(3);
-    let deadline = Instant::now() + super::PATIENCE;
+    let deadline = Instant::now() + super::TEST_TIMEOUT;
     while to.bytes() != bytes {
         assert!(Instant::now() < deadline, "the write does not arrive");
         assert_eq!(server.receives.poll(1, |_| ()).unwrap(), 0);
@@ -223,7 +223,7 @@ pub fn a_send_queue_is_resumed_while_others_post(site: &Site) {
     let Some(pair) = connected(site) else { return };
     let client = &pair.client;
     let from = Memory::open(&client.domain, 64);
-    let deadline = Instant::now() + super::PATIENCE;
+    let deadline = Instant::now() + super::TEST_TIMEOUT;
     let room = u64::from(client.sends.capacity().min(client.queue_pair.capabilities().max_send_wr));
     let ended = AtomicU64::new(0);
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Threads that wait for events of completion channels.
 
-use super::fixture::{PATIENCE, Pair, Site, in_a_child};
+use super::fixture::{Pair, Site, TEST_TIMEOUT, in_a_child};
 use crate::cq::CompletionQueue;
 use crate::request::{Completion, Opcode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ fn beside(parts: Vec<Box<dyn FnOnce() + Send>>) {
     }
     drop(done);
     for _ in 0..count {
-        ends.recv_timeout(2 * PATIENCE).expect("a thread has failed, or sleeps for ever");
+        ends.recv_timeout(2 * TEST_TIMEOUT).expect("a thread has failed, or sleeps for ever");
     }
 }
 
@@ -125,7 +125,7 @@ impl Waiter {
     }
 
     fn ended(&self) -> std::result::Result<(), i32> {
-        self.ends.recv_timeout(PATIENCE).expect("nobody wakes it")
+        self.ends.recv_timeout(TEST_TIMEOUT).expect("nobody wakes it")
     }
 }
 
@@ -150,7 +150,7 @@ pub fn awaited_with_signals(site: &Site) {
     queue.arm(false).unwrap();
     let waiter = Waiter::new(queue);
     waiter.permit();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     let interrupted = loop {
         // The first may come before it waits.
         waiter.interrupt(ends);
@@ -267,7 +267,7 @@ pub fn awaited_by_several(site: &Site) {
     let client = pair.clone();
     parts.push(Box::new(move || {
         let (client, server) = (&client.client, &client.server);
-        let told = || told.recv_timeout(PATIENCE).expect("nobody wakes");
+        let told = || told.recv_timeout(TEST_TIMEOUT).expect("nobody wakes");
         for round in 0..ROUNDS {
             server.post_receive(round, &[]);
             client.post_receive(round, &[]);

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Imports and questions that one process answers at once.
 const MOST: usize = 256;
 /// How long the program has to come by.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where the process listens for importers.
 pub struct Exporter {
@@ -178,7 +178,7 @@ impl Answering {
         let Some(region) = domain.region(question.key) else {
             return Some(Answer::refusal(libc::ENOENT, "there is no such region in the protection domain"));
         };
-        if let Err(error) = self.engine.reactor.set_timer(PATIENCE, self.clone()) {
+        if let Err(error) = self.engine.reactor.set_timer(PROGRAM_TIMEOUT, self.clone()) {
             return Some(Answer::refusal(libc::EAGAIN, format!("no timer: {error}")));
         }
         let this = self.clone();

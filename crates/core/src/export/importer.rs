@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long an answer is waited for: longer than an exporter waits for its program.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A context of another process.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,7 @@ impl Remote {
 
 /// Waits for an answer.
 fn wait<'a>(connection: &Connection, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Descriptors)> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + ANSWER_TIMEOUT;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: connection.fd(), events: libc::POLLIN, revents: 0 };

@@ -6,7 +6,7 @@
 //! original. The connection stays: over it comes that the original is deregistered, and then the import's key opens nothing either. If the exporter
 //! ends without that, the pages stay the importer's, as they do with the kernel.
 //!
-//! Nobody waits for a process that does not do its part: the exporter never, the importer for [`importer::PATIENCE`].
+//! Nobody waits for a process that does not do its part: the exporter never, the importer for [`importer::ANSWER_TIMEOUT`].
 
 mod exporter;
 mod importer;

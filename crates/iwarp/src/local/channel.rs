@@ -15,7 +15,7 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
 /// Records that are taken in at most before others get their turn.
-const TURN: usize = 64;
+const MOST_RECORDS_AT_ONCE: usize = 64;
 
 /// What two processes of one host have in common: memory, and messages without TCP.
 pub(crate) type Channel = adverb_samehost::Channel<Messages>;
@@ -98,7 +98,7 @@ impl Traffic for Messages {
         *is_poll = lane != 0;
         let (mut taken, process) = (0, channel.neighbour.process());
         let Some(host) = host.upgrade() else { return TakenIn::default() };
-        while taken < TURN {
+        while taken < MOST_RECORDS_AT_ONCE {
             let record = match consumer.peek() {
                 Ok(Some(record)) => record,
                 Ok(None) => break,

@@ -25,7 +25,7 @@ const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
 
 /// How long an answer is waited for; until then, and without one, the connection goes by TCP.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Question {
         let mut state = lock(&question.state);
         let fd = connection.fd();
         if let Ok(token) = engine.reactor.add(fd, READABLE | PEER_CLOSED, question.clone()) {
-            let timer = engine.reactor.set_timer(PATIENCE, question.clone()).ok();
+            let timer = engine.reactor.set_timer(ANSWER_TIMEOUT, question.clone()).ok();
             *state = Some(State { connection, token, timer });
         }
     }

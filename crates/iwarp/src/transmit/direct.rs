@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Bytes that are copied before others get their turn: what a post does itself.
-const TURN: u32 = 1 << 20;
+const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// A request with so many bytes is worth a fence.
 const LONG: u32 = 32 << 10;
 /// So many requests in a row, which would have been carried out but for what was under way, are worth one, too.
@@ -152,7 +152,7 @@ impl Tx {
         self.copies = false;
         if let Some(near) = &mut self.near {
             near.greet(endpoint);
-            near.left = if carries_on || !endpoint.is_copying() { TURN } else { 0 };
+            near.left = if carries_on || !endpoint.is_copying() { MOST_BYTES_AT_ONCE } else { 0 };
         }
     }
 

@@ -5,7 +5,7 @@ use adverb_core::cm::{EventKind, Identifier};
 use adverb_core::conformance::agent;
 pub(crate) use adverb_core::conformance::agent::{bytes, hash, run, word};
 use adverb_core::conformance::fixture::{
-    Memory, PATIENCE, Shape, Side, expect, listener, parameters, signalled,
+    Memory, Shape, Side, TEST_TIMEOUT, expect, listener, parameters, signalled,
 };
 use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask as M, Attributes};
@@ -61,7 +61,7 @@ impl Agent {
         let (queue, memory) = (self.side(side), self.memory(region));
         let sges = [self.memory(inbox).sge(0, 64)];
         let (mut came, mut late, mut early) = (0, 0, 0);
-        let deadline = Instant::now() + 4 * PATIENCE;
+        let deadline = Instant::now() + 4 * TEST_TIMEOUT;
         while came < rounds {
             // In this order, and with no poll between the two, which would take in messages.
             let behind = word(memory, 8).load(Ordering::Acquire);

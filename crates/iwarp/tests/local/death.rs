@@ -3,7 +3,7 @@
 use super::other::{DIRECT, OPEN, Pair, Tier};
 use super::turn;
 use adverb_core::cm::EventKind;
-use adverb_core::conformance::fixture::{PATIENCE, signalled};
+use adverb_core::conformance::fixture::{TEST_TIMEOUT, signalled};
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ fn a_target_that_is_killed_ends_the_connection() {
                     }
                 }
             });
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TEST_TIMEOUT;
             while direct() <= begin + 20 {
                 assert!(Instant::now() < deadline, "nothing is written");
                 std::thread::yield_now();
@@ -54,7 +54,7 @@ fn an_initiator_that_is_killed_leaves_the_memory_to_its_owner() {
     let theirs = pair.region(LENGTH, OPEN);
     let (address, key) = (pair.memory.address(0), u64::from(pair.memory.region.key()));
     let write = [pair.index, theirs.index, Opcode::Write as u64, 8, address, key];
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while pair.other.ask("operate", &write)[1] == 0 {
         assert!(Instant::now() < deadline, "all goes by TCP");
     }

@@ -4,7 +4,7 @@ use super::agent::{SLOT, length_of, message};
 use super::other::{ALL, OPEN, Other, Pair, Tier, site};
 use super::turn;
 use adverb_core::cm::EventKind;
-use adverb_core::conformance::fixture::{Memory, PATIENCE, Shape, Side, parameters, resolved, signalled};
+use adverb_core::conformance::fixture::{Memory, Shape, Side, TEST_TIMEOUT, parameters, resolved, signalled};
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ impl Talk {
     /// So that messages need no TCP from now on.
     fn met(tier: Tier) -> Self {
         let mut talk = Self::of(tier);
-        let (begin, deadline) = (beside(&talk.pair.side), Instant::now() + PATIENCE);
+        let (begin, deadline) = (beside(&talk.pair.side), Instant::now() + TEST_TIMEOUT);
         while beside(&talk.pair.side) == begin {
             assert!(Instant::now() < deadline, "all messages go by TCP");
             talk.other_hears(8, 1);
@@ -109,7 +109,7 @@ fn a_message_without_a_receive_ends_its_connection_alone() {
     // Without a receive over there: those that go by TCP wait, too.
     let memory = Memory::open(&second.domain, SLOT);
     send(&second, &memory, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !second.channel.ready(0).unwrap() {
         assert!(Instant::now() < deadline, "the connection goes on");
         let begin = beside(&talk.pair.side);
@@ -166,7 +166,7 @@ fn messages_that_wait_come_before_the_failure_of_tcp() {
     let _turn = turn();
     let mut talk = Talk::met(Tier::Mapped);
     // The other side's messages need no TCP from now on.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let to = Memory::open(&talk.pair.side.domain, 8 * SLOT);
     let came = |side: &Side| side.context.device().counters().rx_local.get();
     let begin = came(&talk.pair.side);
@@ -223,7 +223,7 @@ fn immediate_data_come_behind_the_write_without_tcp() {
         let mut talk = Talk::met(Tier::Mapped);
         let remote = talk.pair.region(5 << 12, OPEN);
         talk.pair.reach(Opcode::Write, remote.middle());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         for number in 1.. {
             talk.pair.other.ask("post", &[talk.pair.index, talk.inbox]);
             talk.memory.set(&[number as u8; 8]);

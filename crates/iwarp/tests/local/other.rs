@@ -5,7 +5,7 @@ use adverb_core::cm::EventKind;
 use adverb_core::conformance::Site;
 use adverb_core::conformance::agent::run;
 pub(crate) use adverb_core::conformance::agent::{AGENT, Other, Remote};
-use adverb_core::conformance::fixture::{Memory, PATIENCE, Shape, Side, parameters, resolved, signalled};
+use adverb_core::conformance::fixture::{Memory, Shape, Side, TEST_TIMEOUT, parameters, resolved, signalled};
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use adverb_core::transport::TransportFactory;
@@ -113,7 +113,7 @@ impl Pair {
     /// Carries out a request of 8 bytes until it needs no TCP, or, in a tier in which it does, often enough.
     #[track_caller]
     pub(crate) fn reach(&mut self, opcode: Opcode, remote: (u64, u32)) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut looks = 0;
         loop {
             let sges = [self.memory.sge(0, 8)];

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct Events(Mutex<Sender<ConnectionEvent>>);
 impl ConnectionSink for Events {
@@ -97,17 +97,17 @@ pub(crate) fn connect(address: SocketAddr) -> (Side, Side) {
         private_data: b"hello",
     };
     let handle = backend.connect(&client, request, Arc::new(Events(Mutex::new(sink)))).unwrap();
-    let incoming = requests.recv_timeout(PATIENCE).unwrap();
+    let incoming = requests.recv_timeout(TEST_TIMEOUT).unwrap();
     assert_eq!(incoming.private_data(), b"hello");
     let (server_domain, server_cq, server) = queue_pair(&context);
     let (sink, server_events) = channel();
     let accepted =
         incoming.accept(&server, parameters, b"welcome", Arc::new(Events(Mutex::new(sink)))).unwrap();
-    match client_events.recv_timeout(PATIENCE).unwrap() {
+    match client_events.recv_timeout(TEST_TIMEOUT).unwrap() {
         ConnectionEvent::Established { private_data, .. } => assert_eq!(private_data, b"welcome"),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(server_events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Established { .. }));
+    assert!(matches!(server_events.recv_timeout(TEST_TIMEOUT).unwrap(), ConnectionEvent::Established { .. }));
     (
         Side { domain, cq, queue_pair: client, _connection: handle, events: client_events },
         Side {
@@ -121,7 +121,7 @@ pub(crate) fn connect(address: SocketAddr) -> (Side, Side) {
 }
 
 pub(crate) fn poll(side: &Side) -> Completion {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     let mut found = None;
     while found.is_none() {
         side.cq.poll(1, |completion| found = Some(*completion)).unwrap();

@@ -1,6 +1,6 @@
 //! This end: a queue pair of the device under test, its memory, and its connection.
 
-use crate::peer::{PATIENCE, Peer};
+use crate::peer::{Peer, TEST_TIMEOUT};
 use adverb_core::cm::{
     ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
     Listener, OutgoingConnection,
@@ -89,7 +89,7 @@ impl Host {
 
     /// Takes the next completion.
     pub(crate) fn completion(&self) -> Completion {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         loop {
             let mut found = None;
             self.cq.poll(1, |completion| found = Some(*completion)).unwrap();
@@ -122,7 +122,7 @@ impl Host {
         let listening = self.listen();
         let config = *config;
         let peer = std::thread::spawn(move || Peer::connect(listening.address, &config));
-        let request = listening.requests.recv_timeout(PATIENCE).unwrap();
+        let request = listening.requests.recv_timeout(TEST_TIMEOUT).unwrap();
         assert_eq!(request.private_data(), b"peer");
         let queue_pair = self.queue_pair();
         let (sink, events) = Events::new();
@@ -211,7 +211,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// The next event.
     pub(crate) fn event(&self) -> ConnectionEvent {
-        self.events.recv_timeout(PATIENCE).unwrap()
+        self.events.recv_timeout(TEST_TIMEOUT).unwrap()
     }
 
     pub(crate) fn established(&self) {

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// How long anything may take before a test fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 const NOW: Duration = Duration::ZERO;
 
 /// What a peer wants, unless a test says otherwise: nothing special.
@@ -37,7 +37,7 @@ impl Peer {
     /// Connects as the initiator.
     pub(crate) fn connect(address: SocketAddr, config: &Config) -> Peer {
         let mut stream = open(address);
-        let initiator = Initiator::new(config, b"peer", NOW, PATIENCE).unwrap();
+        let initiator = Initiator::new(config, b"peer", NOW, TEST_TIMEOUT).unwrap();
         stream.write_all(initiator.request()).unwrap();
         let mut buffer = Vec::new();
         loop {
@@ -56,9 +56,9 @@ impl Peer {
     /// Answers as the responder.
     pub(crate) fn accept(listener: &TcpListener, config: &Config) -> Peer {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
-        let responder = Responder::new(NOW, PATIENCE);
+        let responder = Responder::new(NOW, TEST_TIMEOUT);
         let mut buffer = Vec::new();
         loop {
             match responder.receive(&buffer).unwrap() {
@@ -158,7 +158,7 @@ impl Peer {
 /// A TCP connection and nothing more.
 pub(crate) fn open(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.set_nodelay(true).unwrap();
     stream
 }

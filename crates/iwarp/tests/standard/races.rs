@@ -1,7 +1,7 @@
 //! Two threads, or the two ends, do things at the same instant. Each test repeats what only some orders of events would show.
 
 use crate::host::{Connection, DEPTHS, Events, Host};
-use crate::peer::{PATIENCE, PLAIN, Peer, send};
+use crate::peer::{PLAIN, Peer, TEST_TIMEOUT, send};
 use crate::{ALL, pattern};
 use adverb_core::cm::{ConnectRequest, ConnectionEvent, ConnectionSink};
 use adverb_core::qp::{AttributeMask, Attributes, Queues, State};
@@ -16,7 +16,7 @@ const ROUNDS: u32 = 150;
 
 /// Nobody holds what belonged to a connection: neither the background thread nor the other connections of its completion queue.
 fn vanishes(queues: &Weak<Queues>) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while queues.strong_count() > 0 {
         assert!(Instant::now() < deadline, "somebody still holds the queue pair");
         std::thread::yield_now();
@@ -45,7 +45,7 @@ fn a_queue_pair_is_destroyed_while_it_connects() {
         let listening = host.listen();
         let ours = host.connect(listening.address, DEPTHS);
         let weak = Arc::downgrade(ours.queue_pair.queues());
-        let request = listening.requests.recv_timeout(PATIENCE).unwrap();
+        let request = listening.requests.recv_timeout(TEST_TIMEOUT).unwrap();
         let accepting = host.queue_pair();
         let (sink, _events) = Events::new();
         std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn the_end_right_behind_a_write_is_not_missed() {
             drop(peer);
         });
         // The program polls until it sees the bytes, and then never again.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while target.bytes() != value {
             assert_eq!(host.cq.poll(1, |completion| panic!("{completion:?}")).unwrap(), 0);
             assert!(Instant::now() < deadline, "nothing came");
@@ -132,7 +132,7 @@ struct Halt {
 impl ConnectionSink for Halt {
     fn event(&self, _: ConnectionEvent) {
         let _ = self.reached.lock().unwrap().send(());
-        let _ = self.go_on.lock().unwrap().recv_timeout(PATIENCE);
+        let _ = self.go_on.lock().unwrap().recv_timeout(TEST_TIMEOUT);
     }
 }
 
@@ -157,8 +157,8 @@ fn what_came_before_sending_failed_is_delivered() {
     let refused = host.queue_pair();
     let sink = Arc::new(Halt { reached: Mutex::new(reached), go_on: Mutex::new(wait) });
     let _handle = host.context.transport().connections().connect(&refused, request, sink).unwrap();
-    drop(listening.requests.recv_timeout(PATIENCE).unwrap());
-    halted.recv_timeout(PATIENCE).unwrap();
+    drop(listening.requests.recv_timeout(TEST_TIMEOUT).unwrap());
+    halted.recv_timeout(TEST_TIMEOUT).unwrap();
     let request = SendRequest {
         wr_id: 2,
         opcode: Opcode::Send,
@@ -219,14 +219,14 @@ fn a_queue_pair_has_one_connection_after_the_other() {
         let listening = host.listen();
         let address = listening.address;
         let peer = std::thread::spawn(move || Peer::connect(address, &PLAIN));
-        let request = listening.requests.recv_timeout(PATIENCE).unwrap();
+        let request = listening.requests.recv_timeout(TEST_TIMEOUT).unwrap();
         let (sink, events) = Events::new();
         let handle = request.accept(&queue_pair, DEPTHS, b"", sink).unwrap();
         let peer = peer.join().unwrap();
-        let event = events.recv_timeout(PATIENCE).unwrap();
+        let event = events.recv_timeout(TEST_TIMEOUT).unwrap();
         assert!(matches!(event, ConnectionEvent::Established { .. }), "{event:?}");
         drop(peer);
-        let event = events.recv_timeout(PATIENCE).unwrap();
+        let event = events.recv_timeout(TEST_TIMEOUT).unwrap();
         assert!(matches!(event, ConnectionEvent::Disconnected), "{event:?}");
         drop(handle);
         queue_pair.modify(&reset, AttributeMask::STATE).unwrap();

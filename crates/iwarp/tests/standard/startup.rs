@@ -1,7 +1,7 @@
 //! How a connection begins, in order and otherwise.
 
 use crate::host::{DEPTHS, Events, Host, Target};
-use crate::peer::{PATIENCE, PLAIN, Peer, open, send};
+use crate::peer::{PLAIN, Peer, TEST_TIMEOUT, open, send};
 use crate::{ALL, codes};
 use adverb_core::cm::ConnectionEvent;
 use adverb_core::request::Opcode;
@@ -93,7 +93,7 @@ fn silent_connections_keep_nobody_out() {
     let silent = std::array::from_fn::<_, 100, _>(|_| open(listening.address));
     let address = listening.address;
     let peer = std::thread::spawn(move || Peer::connect(address, &PLAIN));
-    let request = listening.requests.recv_timeout(PATIENCE).unwrap();
+    let request = listening.requests.recv_timeout(TEST_TIMEOUT).unwrap();
     let (sink, _events) = Events::new();
     let _handle = request.accept(&host.queue_pair(), DEPTHS, b"", sink).unwrap();
     peer.join().unwrap();
@@ -137,7 +137,7 @@ fn a_refused_request_is_answered() {
     ] {
         let mut stream = open(listening.address);
         stream.write_all(request).unwrap();
-        listening.requests.recv_timeout(PATIENCE).unwrap().reject(b"no").unwrap();
+        listening.requests.recv_timeout(TEST_TIMEOUT).unwrap().reject(b"no").unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
         assert_eq!(answer, expected);
@@ -150,8 +150,8 @@ fn answered_by(reply: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (ConnectionEvent, Vec<
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connection = host.connect(listener.local_addr().unwrap(), DEPTHS);
     let (mut stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let responder = Responder::new(Default::default(), PATIENCE);
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    let responder = Responder::new(Default::default(), TEST_TIMEOUT);
     let mut request = Vec::new();
     let offer = loop {
         match responder.receive(&request).unwrap() {

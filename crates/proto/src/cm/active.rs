@@ -5,7 +5,7 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Mra, Rej, RejectReason, Rep, Req, Rtu, about, interval};
 
 use super::{
-    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, PATIENCE_WITH_PEERS, Remote,
+    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, PEER_TIMEOUT, Remote,
     SERVICE_TIMEOUT, State,
 };
 
@@ -157,7 +157,7 @@ impl<P: Copy + Ord> Manager<P> {
         connection.delay = Some(delay);
         let at = now + delay;
         if connection.is_chosen_by_peer {
-            connection.until = at + PATIENCE_WITH_PEERS;
+            connection.until = at + PEER_TIMEOUT;
         }
         self.set_deadline(id, at);
         Ok(())

@@ -66,7 +66,7 @@ const LONGEST_INTERVAL: u8 = 21;
 /// How long an answer of the peer is awaited in all, where the peer has said how often and at what pauses it wants to be asked: as long as
 /// it takes with rdma_cm's own choice. With its longest ones a peer could have this side wait for many minutes.
 // ROCE-40
-const PATIENCE_WITH_PEERS: Duration = Duration::from_secs(69);
+const PEER_TIMEOUT: Duration = Duration::from_secs(69);
 /// Answers that are kept in order to be given again.
 // ROCE-40
 const MAX_ANSWERS: usize = 128;

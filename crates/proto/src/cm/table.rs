@@ -8,7 +8,7 @@ use adverb_wire::ib::mad::Mad;
 use crate::keyed;
 
 use super::connection::{Answer, Connection, Kind, Remote, Room, State};
-use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PATIENCE_WITH_PEERS};
+use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PEER_TIMEOUT};
 
 impl<P: Copy + Ord> Manager<P> {
     /// No answer has come.
@@ -179,7 +179,7 @@ impl<P: Copy + Ord> Manager<P> {
         connection.retries = 0;
         connection.delay = None;
         if connection.is_chosen_by_peer {
-            connection.until = now + PATIENCE_WITH_PEERS;
+            connection.until = now + PEER_TIMEOUT;
         }
         self.transmit_message(id, now);
     }

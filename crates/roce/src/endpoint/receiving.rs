@@ -1,6 +1,6 @@
 //! Receiving: what a packet, by the network or from a process of this host, does to the queue pair, and what follows from it.
 
-use super::{Endpoint, Inner, Kind, TURN, Via};
+use super::{Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Via};
 use crate::link::Taken;
 use crate::lock;
 use crate::socket::Arrival;
@@ -94,7 +94,7 @@ impl Endpoint {
     pub(super) fn take_held(&self, now: Duration) -> bool {
         let mut sweep = Sweep::default();
         let mut goes_on = true;
-        for _ in 0..TURN {
+        for _ in 0..MOST_PACKETS_AT_ONCE {
             let Some(mut inner) = self.lock_unless_busy() else {
                 break;
             };

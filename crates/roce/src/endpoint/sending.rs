@@ -1,6 +1,6 @@
 //! Sending: turns at the lane, acknowledgements, and what a deadline has sent.
 
-use super::{Endpoint, Inner, Kind, Served, TURN, Turn};
+use super::{Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Served, Turn};
 use crate::batch::Batch;
 use crate::link::Link;
 use adverb_core::qp::State;
@@ -55,11 +55,11 @@ impl Endpoint {
                 }
                 if matches!(state, State::Rts | State::Sqd) {
                     let more = turn.more;
-                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn = link.send(self, (cursor, until), batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                     turn.more |= more || self.queues.send.posted() > until;
                 }
                 // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
-                turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                turn.more |= link.respond(self, batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                 self.settled(link);
                 self.gather.learn(link);
                 turn.failed |= link.has_ended();
@@ -70,7 +70,7 @@ impl Endpoint {
             }
             Kind::Datagram(link) => {
                 if *state == State::Rts {
-                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn = link.send(self, (cursor, until), batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                     turn.more |= self.queues.send.posted() > until;
                 }
             }

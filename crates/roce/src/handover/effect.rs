@@ -35,7 +35,7 @@ const WRITABLE: std::ops::Range<usize> = 2048..2560;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const PEER_NUMBER: u32 = 0x00_1234;
 const PSN: u32 = 77;
-const PATIENCE: Duration = Duration::from_secs(9);
+const TEST_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// A process with queue pairs: one of datagrams, one that is connected to nobody that lives.
 struct Process {
@@ -314,7 +314,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     drop(others);
     assert_eq!(net.strangers.count(), strangers);
     // A channel ends with the connection that it came by.
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TEST_TIMEOUT;
     while net.local.sizes().2 > 0 {
         assert!(Instant::now() < limit, "a channel is left");
         std::thread::yield_now();

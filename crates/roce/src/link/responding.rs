@@ -2,7 +2,7 @@
 
 use super::{LastWord, Link};
 use crate::batch::Batch;
-use crate::endpoint::{Endpoint, TURN};
+use crate::endpoint::{Endpoint, MOST_PACKETS_AT_ONCE};
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
 use adverb_proto::ib::{Owes, ReadSource, Refusal};
@@ -141,7 +141,7 @@ impl Link {
             batch.begin_train();
             return 0;
         }
-        TURN
+        MOST_PACKETS_AT_ONCE
     }
 
     /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Records that are taken in at most before others get their turn.
-const TURN: usize = 64;
+const MOST_RECORDS_AT_ONCE: usize = 64;
 /// Bytes that are fetched at most, and a packet more.
 const MOST_FETCHED: usize = 256 << 10;
 
@@ -115,7 +115,7 @@ impl Traffic for Packets {
         let may_hold = !has_gone && reliable.load(Ordering::Relaxed) == 0;
         // Another program may be in the process of one that has gone.
         let process = (channel.neighbour.reads() && !has_gone).then_some(channel.neighbour.process());
-        while taken < TURN && fetched < MOST_FETCHED {
+        while taken < MOST_RECORDS_AT_ONCE && fetched < MOST_FETCHED {
             match consumer.peek() {
                 Ok(None) => break,
                 Err(_) => {
@@ -132,7 +132,14 @@ impl Traffic for Packets {
                             taken += 1;
                             continue;
                         };
-                        match reach_straight(endpoint, channel, record, TURN - taken, now, sweep) {
+                        match reach_straight(
+                            endpoint,
+                            channel,
+                            record,
+                            MOST_RECORDS_AT_ONCE - taken,
+                            now,
+                            sweep,
+                        ) {
                             0 => {
                                 held = true;
                                 break;

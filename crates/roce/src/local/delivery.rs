@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long messages wait for a program that has more to do with those before than it has receives.
-const PATIENCE: Duration = Duration::from_millis(200);
+const RECEIVE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub(crate) struct Delivery<'a> {
@@ -70,7 +70,7 @@ impl Behind {
                 self.0.store(time::now().as_nanos() as u64, Ordering::Relaxed);
                 true
             }
-            since => now < Duration::from_nanos(since) + PATIENCE,
+            since => now < Duration::from_nanos(since) + RECEIVE_TIMEOUT,
         }
     }
 }

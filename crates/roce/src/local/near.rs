@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
-const TURN: u32 = 1 << 20;
+const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// Packets that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
 /// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
 const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
@@ -244,7 +244,7 @@ impl Near {
         if !is_first {
             return Went::Later;
         }
-        if *copied >= TURN || endpoint.beside.copying.go_on() {
+        if *copied >= MOST_BYTES_AT_ONCE || endpoint.beside.copying.go_on() {
             return Went::Beside;
         }
         *copied += self.direct.left(work);
@@ -284,13 +284,13 @@ impl Near {
             // A post may leave most of a long operation to another thread.
             if work.length >= LONG && busy.is_none() && shared.is_none() && !self.direct.has_begun() {
                 let (will_sleep, copies) = (queues.send_cq.is_armed(), &endpoint.net.local.hub.copies);
-                let share = copies.takes(|| endpoint.this(), (work.length, TURN), will_sleep);
+                let share = copies.takes(|| endpoint.this(), (work.length, MOST_BYTES_AT_ONCE), will_sleep);
                 shared = share.map(|share| copied + share);
             }
             if shared.is_some_and(|most| copied >= most) {
                 return Carried::Shared;
             }
-            if copied >= TURN {
+            if copied >= MOST_BYTES_AT_ONCE {
                 return Carried::Part;
             }
             copied += self.direct.left(&work);

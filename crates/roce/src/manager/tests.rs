@@ -88,7 +88,7 @@ impl Told {
     fn next(&self) -> ConnectionEvent {
         let begun = Instant::now();
         while self.is_empty() {
-            assert!(begun.elapsed() < PATIENCE * 20, "nothing was told");
+            assert!(begun.elapsed() < SERVICE_TIMEOUT * 20, "nothing was told");
             std::thread::yield_now();
         }
         lock(&self.0).remove(0)
@@ -285,7 +285,7 @@ impl ListenSink for Impatient {
         let (before, begun) = (self.network.sent.load(Ordering::SeqCst), Instant::now());
         let other = std::thread::spawn(move || request.reject(b"no").is_ok());
         while self.network.sent.load(Ordering::SeqCst) == before {
-            if begun.elapsed() > PATIENCE * 20 {
+            if begun.elapsed() > SERVICE_TIMEOUT * 20 {
                 return;
             }
             std::thread::yield_now();
@@ -462,7 +462,7 @@ fn who_hands_requests_over_learns_that_nobody_listens_any_more() {
     let holder = Connection::open(&name).unwrap();
     let begun = Instant::now();
     while lock(&pair.network.admitted).is_empty() {
-        assert!(begun.elapsed() < PATIENCE * 20, "nobody is let in");
+        assert!(begun.elapsed() < SERVICE_TIMEOUT * 20, "nobody is let in");
         std::thread::yield_now();
     }
     let mut buffer = [0; 8];

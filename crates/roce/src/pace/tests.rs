@@ -1,8 +1,8 @@
 //! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while its program keeps up. Here the program may stay
 //! away for longer than elsewhere: a thread of a test may be kept from its processors.
 
-use super::{LOOK, OwnTime, PATIENCE as PATIENCE_WITH_PROGRAM, PATIENCE_WITH_MESSAGE, Wait};
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, path};
+use super::{LOOK, MESSAGE_TIMEOUT, OwnTime, PROGRAM_TIMEOUT, Wait};
+use adverb_core::conformance::fixture::{Home, Memory, TEST_TIMEOUT, path};
 use adverb_core::conformance::{Site, rounds, runs_again};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::memory::Access;
@@ -111,7 +111,7 @@ fn few_receives_for_many(opcode: Opcode) {
         if found > 0 {
             last = Instant::now();
         }
-        assert!(last.elapsed() < PATIENCE, "{received} of {all} messages have come");
+        assert!(last.elapsed() < TEST_TIMEOUT, "{received} of {all} messages have come");
     }
 }
 
@@ -162,10 +162,10 @@ fn a_program_that_needs_a_message_is_waited_for_while_that_comes_but_not_without
     let start = Duration::from_secs(9);
     let mut wait = Wait::new(start, 7);
     wait.come(start + LOOK, 7);
-    assert!(!wait.is_over(start) && wait.is_over(start + PATIENCE_WITH_PROGRAM));
-    let last = start + PATIENCE_WITH_MESSAGE - LOOK;
+    assert!(!wait.is_over(start) && wait.is_over(start + PROGRAM_TIMEOUT));
+    let last = start + MESSAGE_TIMEOUT - LOOK;
     wait.come(last, 8);
-    assert!(!wait.is_over(start + PATIENCE_WITH_PROGRAM) && wait.is_over(last + PATIENCE_WITH_PROGRAM));
+    assert!(!wait.is_over(start + PROGRAM_TIMEOUT) && wait.is_over(last + PROGRAM_TIMEOUT));
     wait.come(last + LOOK, 9);
-    assert!(wait.is_over(last + PATIENCE_WITH_PROGRAM));
+    assert!(wait.is_over(last + PROGRAM_TIMEOUT));
 }

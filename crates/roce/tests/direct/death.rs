@@ -4,7 +4,7 @@ use super::agent::direct;
 use super::other::{DIRECT, OPEN, Other, Pair, Remote, Tier};
 use super::support::Stopped;
 use super::turn;
-use adverb_core::conformance::fixture::{PATIENCE, signalled};
+use adverb_core::conformance::fixture::{TEST_TIMEOUT, signalled};
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::time::Instant;
@@ -14,7 +14,7 @@ const LENGTH: usize = 1 << 20;
 /// Waits for something that another process does.
 #[track_caller]
 pub(crate) fn until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !happens() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();

@@ -4,7 +4,7 @@ use super::agent::{self, by_kernel, direct, run};
 use super::support::{join, site};
 use adverb_core::conformance;
 pub(crate) use adverb_core::conformance::agent::Remote;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Side, signalled};
+use adverb_core::conformance::fixture::{Home, Memory, Side, TEST_TIMEOUT, signalled};
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::ops::{Deref, DerefMut};
@@ -162,7 +162,7 @@ impl Pair {
     /// Carries out a request of 8 bytes until it goes as it should in the target's tier.
     #[track_caller]
     pub(crate) fn reach(&self, other: &mut Other, opcode: Opcode, remote: (u64, u32)) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let sges = [self.memory.sge(0, 8)];
         let request = SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) };
         loop {

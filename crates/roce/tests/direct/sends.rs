@@ -3,7 +3,7 @@
 use super::agent::{bytes, hash};
 use super::other::{MAPPED, Other, Pair, Remote, Tier};
 use super::turn;
-use adverb_core::conformance::fixture::PATIENCE;
+use adverb_core::conformance::fixture::TEST_TIMEOUT;
 use adverb_core::memory::Access;
 use adverb_core::request::Status;
 use std::time::Instant;
@@ -33,7 +33,7 @@ fn send(other: &mut Other, pair: &Pair, remote: Remote, from: usize, length: usi
 
 /// Sends until that needs no kernel.
 fn until_mapped(other: &mut Other, pair: &Pair, remote: Remote) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let before = mapped(pair);
     while mapped(pair) == before {
         assert_eq!(send(other, pair, remote, 4096, LENGTH), Status::Success);

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "not every test needs all of it")]
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{PATIENCE, Side, path};
+use adverb_core::conformance::fixture::{Side, TEST_TIMEOUT, path};
 use adverb_core::qp::{AttributeMask as M, Attributes, State};
 use adverb_core::transport::TransportFactory;
 use std::io::BufRead;
@@ -51,7 +51,7 @@ impl Stopped {
         unsafe { libc::kill(process, libc::SIGSTOP) };
         // Stopped in all its threads: the state in its status file says so.
         let state = || std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while !state().contains(") T ") {
             assert!(Instant::now() < deadline, "it is not stopped");
             std::thread::yield_now();

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{PATIENCE, Side};
+use adverb_core::conformance::fixture::{Side, TEST_TIMEOUT};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Header, MAD_LEN, Mad, Vendor, method};
@@ -23,7 +23,7 @@ pub(crate) struct Peer {
 impl Peer {
     pub(crate) fn at(address: Ipv4Addr) -> Self {
         let socket = UdpSocket::bind((address, 0)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let address = socket.local_addr().unwrap();
         Self { socket, address }
     }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long the steps before connecting may take; they take no time.
-const PATIENCE: Duration = Duration::from_secs(1);
+const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Stream {
     /// Connects. On a socket that does not block: EINPROGRESS, and the outcome is found by poll. Connected already: no effect.
@@ -59,10 +59,10 @@ impl Stream {
 
     fn start(&self, inner: &mut Inner, peer: SocketAddr) -> Result<()> {
         let identifier = self.identifier();
-        identifier.resolve_address(None, peer, PATIENCE)?;
+        identifier.resolve_address(None, peer, STEP_TIMEOUT)?;
         self.step()?;
         if inner.options.route.is_empty() {
-            identifier.resolve_route(PATIENCE)?;
+            identifier.resolve_route(STEP_TIMEOUT)?;
         } else {
             identifier.set_path()?;
         }

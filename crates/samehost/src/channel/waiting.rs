@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long unreliable senders wait for room.
-const PATIENCE: Duration = Duration::from_millis(200);
+const ROOM_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often the background thread looks whether a program has caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -64,7 +64,7 @@ impl<T: Traffic> Channel<T> {
         let woken = self.woken.load(Ordering::SeqCst);
         let timer = self.this.upgrade().map(|this| Arc::new(Impatience(this, woken)));
         let set = timer.is_some_and(|timer| {
-            self.traffic.engine().is_ok_and(|engine| engine.reactor.set_timer(PATIENCE, timer).is_ok())
+            self.traffic.engine().is_ok_and(|engine| engine.reactor.set_timer(ROOM_TIMEOUT, timer).is_ok())
         });
         if !set {
             self.is_timed.store(false, Ordering::SeqCst);

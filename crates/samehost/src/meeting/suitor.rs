@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One that is stopped would not answer by the
 /// network either.
-const PATIENCE: Duration = Duration::from_secs(1);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Suitor<S: Side> {
@@ -51,7 +51,7 @@ impl<S: Side> Suitor<S> {
         let reactor = &engine::engine().map_err(failed)?.reactor;
         let token = reactor.add(fd, READABLE | PEER_CLOSED, suitor.clone()).map_err(failed)?;
         let _ = suitor.token.set(token);
-        reactor.set_timer(PATIENCE, suitor).map_err(failed)?;
+        reactor.set_timer(OFFER_TIMEOUT, suitor).map_err(failed)?;
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use crate::bench::result::{Sample, Section, Target, Unit};
 use crate::bench::session::{Place, Session, text};
 use crate::bench::target::{Answer, Order};
 use crate::pair::child::Child;
-use crate::pair::link::PATIENCE;
+use crate::pair::link::PEER_TIMEOUT;
 use adverb::{CompletionQueue, Connection, Context, ProtectionDomain, QueuePair, QueuePairOptions};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -108,7 +108,7 @@ impl Strangers {
         let environment = [("ADVERB_DEVICE", ROCE)];
         let mut other: Child<Order, Answer> =
             Child::start("idle process", &["bench", "--target"], &environment)?;
-        let by = Instant::now() + 2 * PATIENCE;
+        let by = Instant::now() + 2 * PEER_TIMEOUT;
         third.target.order(&Order::AcceptSender)?;
         other.ask(&Order::Join(ROCE.to_owned(), third.address), by)?;
         third.done()?;
@@ -121,7 +121,7 @@ impl Strangers {
 
     /// What this process has, and what the other one has.
     fn holdings(&mut self) -> Result<[Holdings; 2], String> {
-        match self.other.ask(&Order::SayHoldings, Instant::now() + PATIENCE)? {
+        match self.other.ask(&Order::SayHoldings, Instant::now() + PEER_TIMEOUT)? {
             Answer::Holdings(theirs) => Ok([Holdings::now()?, theirs]),
             _ => Err("a wrong answer".into()),
         }
@@ -130,9 +130,9 @@ impl Strangers {
     /// Makes so many connections.
     fn connect(&mut self, count: usize) -> Result<Vec<Connection>, String> {
         self.other.order(&Order::AcceptBare(count))?;
-        let one = |_| self.bare.queue_pair()?.connect(self.address, &[], PATIENCE).map_err(text);
+        let one = |_| self.bare.queue_pair()?.connect(self.address, &[], PEER_TIMEOUT).map_err(text);
         let made = (0..count).map(one).collect::<Result<Vec<_>, String>>()?;
-        self.other.answer(Instant::now() + 6 * PATIENCE)?;
+        self.other.answer(Instant::now() + 6 * PEER_TIMEOUT)?;
         Ok(made)
     }
 }
@@ -147,7 +147,7 @@ pub(super) fn add(section: &mut Section) -> Result<(), String> {
     let more = |side: usize| after[side].descriptors.saturating_sub(before[side].descriptors);
     let descriptors = more(0).max(more(1)) as f64;
     limit(DESCRIPTORS)?;
-    strangers.other.ask(&Order::LimitDescriptors(DESCRIPTORS), Instant::now() + PATIENCE)?;
+    strangers.other.ask(&Order::LimitDescriptors(DESCRIPTORS), Instant::now() + PEER_TIMEOUT)?;
     let many = strangers.connect(MANY).map(|made| made.len()).unwrap_or_else(|why| {
         section.note(format!("Not all of {MANY} connections with {DESCRIPTORS} descriptors: {why}."));
         0

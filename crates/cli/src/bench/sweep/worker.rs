@@ -6,7 +6,7 @@ use crate::bench::stream::{Blocks, OneSided};
 use crate::bench::target::Watching;
 use crate::bench::yardstick::udp::LONGEST_DATAGRAM;
 use crate::pair::child::{self, Child};
-use crate::pair::link::{MESSAGE, PATIENCE, Shape};
+use crate::pair::link::{MESSAGE, PEER_TIMEOUT, Shape};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ impl Worker {
     /// Starts it and its target. Also says what carries messages from one to the other.
     pub(super) fn start(device: &str, environment: &[(&str, &str)]) -> Result<(Self, Carrier), String> {
         let mut child = Child::start("measuring process", &["bench", "--worker"], environment)?;
-        match child.ask(&Ask::Open(device.to_owned()), Instant::now() + 3 * PATIENCE)? {
+        match child.ask(&Ask::Open(device.to_owned()), Instant::now() + 3 * PEER_TIMEOUT)? {
             Told::Carrier(carrier) => Ok((Self(child), carrier)),
             _ => Err("a wrong answer".into()),
         }
@@ -88,7 +88,7 @@ impl Worker {
 
     /// Measures.
     pub(super) fn measure(&mut self, task: Task) -> Result<Outcome, String> {
-        match self.0.ask(&Ask::Measure(task), Instant::now() + 6 * PATIENCE)? {
+        match self.0.ask(&Ask::Measure(task), Instant::now() + 6 * PEER_TIMEOUT)? {
             Told::Times(found) => {
                 let mut times = times();
                 found.into_iter().for_each(|(time, count)| times.saturating_record_n(time, count));

@@ -1,6 +1,6 @@
 //! Programs of others, run in pairs: a server, and a client once the server listens.
 
-use crate::pair::link::PATIENCE;
+use crate::pair::link::PEER_TIMEOUT;
 use std::io::{Error, Read};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -41,7 +41,7 @@ pub(in crate::bench) fn pair(
     let mut client = Running::start(client, 0)?;
     let printed = client.finish(until)?;
     // Servers that serve for ever are ended; others get the time to say that something was wrong.
-    server.finish(Instant::now() + PATIENCE / 10).or_else(|how| match server.killed {
+    server.finish(Instant::now() + PEER_TIMEOUT / 10).or_else(|how| match server.killed {
         true => Ok(String::new()),
         false => Err(how),
     })?;
@@ -184,7 +184,7 @@ mod tests {
     fn a_server_that_fails_says_why() {
         let mut server = Command::new("sh");
         server.args(["-c", "echo no luck >&2; exit 3"]);
-        let error = pair(server, Command::new("true"), 1, PATIENCE).expect_err("it has ended");
+        let error = pair(server, Command::new("true"), 1, PEER_TIMEOUT).expect_err("it has ended");
         assert!(error.contains("no luck") && error.contains('3'), "{error}");
     }
 

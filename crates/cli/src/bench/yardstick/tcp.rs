@@ -1,6 +1,6 @@
 //! The yardstick: the same bytes over a raw TCP connection, as a program would send them that knows nothing of RDMA.
 
-use crate::pair::link::{PATIENCE, SHARED};
+use crate::pair::link::{PEER_TIMEOUT, SHARED};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
@@ -16,8 +16,8 @@ pub(in crate::bench) struct Tcp {
 
 impl Tcp {
     pub(in crate::bench) fn new(stream: TcpStream) -> Result<Self, String> {
-        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
-        set.and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PEER_TIMEOUT)));
+        set.and_then(|()| stream.set_write_timeout(Some(PEER_TIMEOUT)))
             .map_err(|error| format!("setting up a TCP connection: {error}"))?;
         Ok(Self { stream, ring: vec![0x5a; RING] })
     }
@@ -90,7 +90,7 @@ fn busily(size: usize, mut step: impl FnMut(usize) -> std::io::Result<usize>) ->
             Ok(0) => return Err("the TCP peer has gone".into()),
             Ok(count) => done += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if start.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                if start.get_or_insert_with(Instant::now).elapsed() > PEER_TIMEOUT {
                     return Err("the TCP peer does not answer".into());
                 }
             }

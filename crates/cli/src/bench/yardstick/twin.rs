@@ -1,6 +1,6 @@
 //! Two processes with shared memory between them and nothing else: this one and a copy of it.
 
-use crate::pair::link::PATIENCE;
+use crate::pair::link::PEER_TIMEOUT;
 use std::io::{Error, Result};
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
@@ -89,7 +89,7 @@ pub(super) fn spin(mut done: impl FnMut() -> bool) -> Option<()> {
             }
             std::hint::spin_loop();
         }
-        if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+        if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PEER_TIMEOUT) {
             return None;
         }
     }

@@ -1,6 +1,6 @@
 //! The yardsticks of RoCE: the same datagrams over plain UDP sockets, as a program would send them that has nothing else to do.
 
-use crate::pair::link::PATIENCE;
+use crate::pair::link::PEER_TIMEOUT;
 use std::io::{Error, Result};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -135,7 +135,8 @@ impl Udp {
             let (fd, socket) = (epoll.as_raw_fd(), self.socket.as_raw_fd());
             check(libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, socket, &raw mut event) as isize)?;
             while word.load(Ordering::Relaxed) != last {
-                if check(libc::epoll_wait(fd, &raw mut event, 1, PATIENCE.as_millis() as i32) as isize)? == 0
+                if check(libc::epoll_wait(fd, &raw mut event, 1, PEER_TIMEOUT.as_millis() as i32) as isize)?
+                    == 0
                 {
                     break;
                 }
@@ -241,7 +242,7 @@ impl Udp {
     pub(in crate::bench) fn drain(&mut self, datagram: usize) -> Result<f64> {
         self.socket.set_nonblocking(false)?;
         self.set(libc::SOL_UDP, UDP_GRO, 1)?;
-        self.socket.set_read_timeout(Some(PATIENCE))?;
+        self.socket.set_read_timeout(Some(PEER_TIMEOUT))?;
         let (mut first, mut last, mut bytes) = (None, Instant::now(), 0);
         loop {
             let at = bytes % (RING - LONGEST);
@@ -273,7 +274,7 @@ pub(in crate::bench) fn spin(mut done: impl FnMut() -> Result<bool>) -> Result<(
             }
             std::hint::spin_loop();
         }
-        if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+        if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PEER_TIMEOUT) {
             return Err(Error::other("the peer does not answer"));
         }
     }

@@ -267,7 +267,7 @@ fn a_silent_peer_is_given_up_within_bounded_time_whatever_it_chose() {
         pair.passive.receive(&Message::from(patient).to_mad(1).to_bytes(), ACTIVE, ZERO).unwrap();
         let [Event::Request { connection, .. }] = events(&mut pair.passive)[..] else { panic!() };
         pair.passive.accept(connection, &rep(), ZERO).unwrap();
-        let mut limit = PATIENCE_WITH_PEERS;
+        let mut limit = PEER_TIMEOUT;
         if says_that_it_takes_long {
             let mra = Mra {
                 local_communication_id: 7,
@@ -291,7 +291,7 @@ fn a_silent_peer_is_given_up_within_bounded_time_whatever_it_chose() {
         };
         assert_eq!(given_up, limit);
         // Nobody is given up sooner who chose what rdma_cm chooses.
-        assert!(PATIENCE_WITH_PEERS >= interval(RESPONSE_TIMEOUT) * (u32::from(MAX_RETRIES) + 1));
+        assert!(PEER_TIMEOUT >= interval(RESPONSE_TIMEOUT) * (u32::from(MAX_RETRIES) + 1));
         assert!(replies > 1, "the reply may have been lost");
         assert!(pair.passive.is_empty());
     }
