@@ -2,7 +2,7 @@
 
 use crate::device::Context;
 use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::qp::Path;
 use crate::region::ProtectionDomain;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct AddressHandle {
     domain: Arc<ProtectionDomain>,
     path: Path,
-    born: Born,
+    born: ForkGeneration,
 }
 
 impl AddressHandle {
@@ -32,7 +32,7 @@ impl AddressHandle {
             return Err(Error::exhausted(format!("all {most} address handles of the device are in use")));
         }
         domain.users().enter();
-        Ok(Arc::new(Self { domain: domain.clone(), path, born: Born::now() }))
+        Ok(Arc::new(Self { domain: domain.clone(), path, born: ForkGeneration::now() }))
     }
 
     /// The path.

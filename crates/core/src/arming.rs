@@ -15,9 +15,9 @@ pub(crate) struct Arming(AtomicU8);
 
 /// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries in a ring would have raised the event, and have not. Under the ring's lock.
 #[derive(Default)]
-pub(crate) struct Unheard(u8);
+pub(crate) struct UnnotifiedKinds(u8);
 
-impl Unheard {
+impl UnnotifiedKinds {
     /// The entries have gone, or an event has told of them.
     #[inline]
     pub(crate) fn forget(&mut self) {
@@ -33,7 +33,7 @@ impl Default for Arming {
 
 impl Arming {
     /// Arms it for the next completion, or for the next one that is urgent. True: an event is due at once, and it is not armed. With the ring's lock.
-    pub(crate) fn arm(&self, unheard: &mut Unheard, urgent_only: bool) -> bool {
+    pub(crate) fn arm(&self, unheard: &mut UnnotifiedKinds, urgent_only: bool) -> bool {
         let wanted = if urgent_only { ARMED_SOLICITED } else { ARMED };
         let due = unheard.0 & 1 << wanted != 0;
         if due {
@@ -58,7 +58,7 @@ impl Arming {
 
     /// A completion has been added, with the ring's lock. True: an event is due, if [`Arming::take`] says so then, without the lock.
     #[inline]
-    pub(crate) fn completed(&self, unheard: &mut Unheard, urgent: bool) -> bool {
+    pub(crate) fn completed(&self, unheard: &mut UnnotifiedKinds, urgent: bool) -> bool {
         let armed = self.0.load(Ordering::Acquire);
         let wakes = armed == ARMED || armed == ARMED_SOLICITED && urgent;
         if !wakes {

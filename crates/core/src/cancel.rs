@@ -2,7 +2,7 @@
 //!
 //! Only the calls that wait for an event are cancellation points. Many functions of the C library are, too, even inside the
 //! standard library; a cancellation there would unwind through frames that hold locks or do not permit it. So the calls of the C
-//! libraries that do not wait run under a [`Deferred`], and what the fast path needs is a system call of its own.
+//! libraries that do not wait run under a [`CancellationGuard`], and what the fast path needs is a system call of its own.
 
 use core::ffi::c_int;
 
@@ -13,11 +13,11 @@ unsafe extern "C" {
 }
 
 /// While it lives, a cancellation of the calling thread waits. Guards may be nested.
-pub struct Deferred {
+pub struct CancellationGuard {
     before: c_int,
 }
 
-impl Deferred {
+impl CancellationGuard {
     /// From now on.
     pub fn new() -> Self {
         let mut before = 0;
@@ -27,13 +27,13 @@ impl Deferred {
     }
 }
 
-impl Default for Deferred {
+impl Default for CancellationGuard {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Deferred {
+impl Drop for CancellationGuard {
     fn drop(&mut self) {
         let mut ignored = 0;
         // SAFETY: as above. It is no cancellation point: what waited comes true at the next one.

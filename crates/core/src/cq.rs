@@ -1,20 +1,20 @@
 //! Completion queues and completion channels.
 
-use crate::arming::{Arming, Unheard};
-use crate::cancel::Deferred;
+use crate::arming::{Arming, UnnotifiedKinds};
+use crate::cancel::CancellationGuard;
 use crate::clock;
 use crate::device::{Context, Seat};
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::inspect::{Kind, Line};
 use crate::late::Late;
 use crate::lock::{Guard, Lock};
 use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
-use crate::signals::{Blocked, Interruption, Interruptions};
+use crate::signals::{Interruption, Interruptions, SignalMask};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
@@ -133,7 +133,7 @@ impl CompletionChannel {
         {
             return Ok(false);
         }
-        let signals = Blocked::new();
+        let signals = SignalMask::new();
         let begin = || engine::existing().and_then(|engine| engine.reactor.attend());
         let Some(mut attending) = deferred(begin) else { return Ok(false) };
         let mut sleeps = 0u32;
@@ -201,7 +201,7 @@ impl CompletionChannel {
 
 /// Does it, without a cancellation of the calling thread in between.
 fn deferred<T>(act: impl FnOnce() -> T) -> T {
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     act()
 }
 
@@ -238,7 +238,7 @@ pub struct CompletionQueue {
     /// Entries that fit, readable without the lock of the ring.
     room: AtomicU32,
     this: Weak<CompletionQueue>,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// In [`CompletionQueue::unusual`]: completions were lost.
@@ -250,7 +250,7 @@ struct Ring {
     entries: Storage<Completion>,
     first: usize,
     length: usize,
-    unheard: Unheard,
+    unheard: UnnotifiedKinds,
     attendants: u32,
 }
 
@@ -311,7 +311,7 @@ impl CompletionQueue {
                 entries: ring,
                 first: 0,
                 length: 0,
-                unheard: Unheard::default(),
+                unheard: UnnotifiedKinds::default(),
                 attendants: 0,
             }),
             length: AtomicU32::new(0),
@@ -330,7 +330,7 @@ impl CompletionQueue {
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
             this: this.clone(),
-            born: Born::now(),
+            born: ForkGeneration::now(),
         });
         context.engine().inspection.completion_queues().add(Arc::downgrade(&made));
         Ok(made)

@@ -6,7 +6,7 @@ use crate::description::{self, Description, Rate};
 use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::interfaces;
 use crate::qp::Path;
 use crate::region::{DeviceMemory, ProtectionDomain};
@@ -25,7 +25,7 @@ pub struct Device {
     index: usize,
     transport: Arc<dyn Transport>,
     counters: &'static Counters,
-    born: Born,
+    born: ForkGeneration,
     /// Protection domains that exist.
     pub(crate) domains: Users,
     /// Memory windows that exist.
@@ -61,7 +61,7 @@ impl Device {
             index,
             transport,
             counters,
-            born: Born::now(),
+            born: ForkGeneration::now(),
             domains: Users::new(),
             windows: Users::new(),
             device_memory: AtomicU64::new(0),
@@ -147,7 +147,7 @@ impl Device {
             device: device.clone(),
             engine,
             events: EventQueue::new()?,
-            born: Born::now(),
+            born: ForkGeneration::now(),
             users: Users::new(),
             shared: Mutex::default(),
             identity: AtomicU64::new(0),
@@ -186,22 +186,22 @@ pub struct Context {
     device: Arc<Device>,
     engine: &'static Engine,
     events: EventQueue<AsyncEvent>,
-    pub(crate) born: Born,
+    pub(crate) born: ForkGeneration,
     pub(crate) users: Users,
-    shared: Mutex<Shared>,
+    shared: Mutex<ImportableObjects>,
     identity: AtomicU64,
     secret: u64,
 }
 
 /// Objects of a context that another context can import, by their numbers.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct ImportableObjects {
     pub(crate) domains: HashMap<u32, Weak<ProtectionDomain>>,
     pub(crate) device_memory: HashMap<u32, Weak<DeviceMemory>>,
 }
 
 impl Context {
-    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
+    pub(crate) fn shared(&self) -> MutexGuard<'_, ImportableObjects> {
         self.shared.lock().unwrap_or_else(|e| e.into_inner())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::descriptor::above_all;
 use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock};
@@ -32,7 +32,7 @@ mod cancellable {
 pub struct EventQueue<T> {
     tokens: OwnedFd,
     waiting: Mutex<Waiting<T>>,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// The events that wait. All have a token but those that are withheld.
@@ -59,7 +59,11 @@ impl<T> EventQueue<T> {
             return Err(Error::system("eventfd"));
         }
         // SAFETY: `fd` is fresh and nobody else's.
-        Ok(Self { tokens: unsafe { OwnedFd::from_raw_fd(fd) }, waiting: Mutex::default(), born: Born::now() })
+        Ok(Self {
+            tokens: unsafe { OwnedFd::from_raw_fd(fd) },
+            waiting: Mutex::default(),
+            born: ForkGeneration::now(),
+        })
     }
 
     /// The same, with a descriptor whose number is greater than those of all that are open ([`above_all`]).
@@ -147,11 +151,11 @@ impl<T> EventQueue<T> {
     /// Sleeps until an event waits or `other` is readable, if that is a descriptor. Which of them. Meanwhile the thread's signal mask is `mask`. As for
     /// [`EventQueue::wait`], a cancellation point that a signal handler ends with EINTR, though one with SA_RESTART, too. A signal that is let in
     /// by `mask` and has come before ends it likewise, unless one of the two is ready.
-    pub fn sleep_beside(&self, other: RawFd, mask: &libc::sigset_t) -> Result<Woken> {
+    pub fn sleep_beside(&self, other: RawFd, mask: &libc::sigset_t) -> Result<WakeCause> {
         let mut list =
             [self.descriptor(), other].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
         self.sleep(&mut list, None, mask)?;
-        Ok(Woken { by_event: list[0].revents != 0, by_other: list[1].revents != 0 })
+        Ok(WakeCause { by_event: list[0].revents != 0, by_other: list[1].revents != 0 })
     }
 
     /// Lets in the signals that have come and that `mask` lets in.
@@ -281,7 +285,7 @@ impl<T> EventQueue<T> {
 
 /// What has ended a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Woken {
+pub struct WakeCause {
     /// An event waits, or did a moment ago.
     pub by_event: bool,
     /// The other descriptor is ready.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Something that a program may wait for, and that needs the engine's threads.
-pub trait Concerned: Send + Sync {
+pub trait FailureListener: Send + Sync {
     /// They are no more: who waits is told, and who comes later, too. Called once, in any thread, with no lock held.
     fn engine_failed(&self);
 
@@ -32,7 +32,7 @@ pub trait Concerned: Send + Sync {
 #[derive(Default)]
 pub struct Failure {
     failed: AtomicBool,
-    concerned: Registry<dyn Concerned>,
+    concerned: Registry<dyn FailureListener>,
 }
 
 impl Failure {
@@ -45,7 +45,7 @@ impl Failure {
     }
 
     /// Those whom it would concern now.
-    pub(crate) fn concerned(&self) -> Vec<Arc<dyn Concerned>> {
+    pub(crate) fn concerned(&self) -> Vec<Arc<dyn FailureListener>> {
         self.concerned.all()
     }
 
@@ -55,7 +55,7 @@ impl Failure {
     }
 
     /// One more that it concerns. EIO if it has come to pass already.
-    pub fn concerns(&self, whom: Weak<dyn Concerned>) -> Result<()> {
+    pub fn concerns(&self, whom: Weak<dyn FailureListener>) -> Result<()> {
         self.concerned.add(whom);
         // Whoever fails says so before looking for those whom it concerns.
         self.check()

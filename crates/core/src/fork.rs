@@ -14,9 +14,9 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// The process generation in which an object was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Born(u32);
+pub struct ForkGeneration(u32);
 
-impl Born {
+impl ForkGeneration {
     /// This process.
     pub fn now() -> Self {
         Self(GENERATION.load(Ordering::Relaxed))

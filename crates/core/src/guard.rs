@@ -35,7 +35,7 @@ const WORTHWHILE: u32 = 64;
 const LONGEST_POLL: u32 = 32;
 
 /// What a guard switches: the lane.
-pub trait Guarded: Send + Sync {
+pub trait GuardedLane: Send + Sync {
     /// Puts the lane's descriptors into the background thread's sight, or out of it.
     fn watch(&self, on: bool);
     /// Whether it may go out of sight.
@@ -56,7 +56,7 @@ pub trait Guarded: Send + Sync {
 
 /// Decides whether the background thread watches a lane. Thread-safe.
 pub struct Guard {
-    lane: std::sync::Weak<dyn Guarded>,
+    lane: std::sync::Weak<dyn GuardedLane>,
     timers: &'static dyn Timers,
     /// Whether the background thread watches.
     armed: AtomicBool,
@@ -93,7 +93,7 @@ struct Watch {
 
 impl Guard {
     /// The guard of a lane that the background thread watches already.
-    pub fn new(lane: std::sync::Weak<dyn Guarded>, timers: &'static dyn Timers) -> Arc<Self> {
+    pub fn new(lane: std::sync::Weak<dyn GuardedLane>, timers: &'static dyn Timers) -> Arc<Self> {
         Arc::new(Self {
             lane,
             timers,
@@ -334,7 +334,7 @@ mod tests {
         polled: AtomicBool,
     }
 
-    impl Guarded for Lane {
+    impl GuardedLane for Lane {
         fn watch(&self, on: bool) {
             self.watched.store(on, Ordering::SeqCst);
         }
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn a_lane_is_left_to_a_poll_that_lasts_long_but_not_for_ever() {
         let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
-        let known: Arc<dyn Guarded> = lane.clone();
+        let known: Arc<dyn GuardedLane> = lane.clone();
         let guard = Guard::new(Arc::downgrade(&known), &Never);
         // No poll so far.
         assert!((0..2 * COINCIDENCES).all(|_| !guard.leave_to_polls()));
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn a_wake_up_that_meets_no_poll_takes_back_some_of_those_that_do() {
         let lane = Arc::new(Lane::default());
-        let known: Arc<dyn Guarded> = lane.clone();
+        let known: Arc<dyn GuardedLane> = lane.clone();
         let guard = Guard::new(Arc::downgrade(&known), &Never);
         guard.wanted.store(4 * COINCIDENCES, Ordering::Relaxed);
         let wake = |meets: bool| {
@@ -403,7 +403,7 @@ mod tests {
         for amid_polls in [true, false] {
             let lane = Arc::new(Lane::default());
             lane.polled.store(amid_polls, Ordering::SeqCst);
-            let known: Arc<dyn Guarded> = lane.clone();
+            let known: Arc<dyn GuardedLane> = lane.clone();
             let guard = Guard::new(Arc::downgrade(&known), &Never);
             (1..STREAK).for_each(|_| guard.weigh(false));
             assert!(!guard.leave_to_polls());
@@ -418,7 +418,7 @@ mod tests {
     fn what_takes_long_is_left_to_polls_where_there_are_any() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
-        let known: Arc<dyn Guarded> = lane.clone();
+        let known: Arc<dyn GuardedLane> = lane.clone();
         let guard = Guard::new(Arc::downgrade(&known), reactor);
         assert!(!guard.give_way() && guard.is_armed() && lane.watched.load(Ordering::SeqCst));
         let ended = AtomicBool::new(false);
@@ -439,7 +439,7 @@ mod tests {
     fn who_sleeps_is_left_alone_unless_something_waits_for_room() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane::default());
-        let known: Arc<dyn Guarded> = lane.clone();
+        let known: Arc<dyn GuardedLane> = lane.clone();
         let guard = Guard::new(Arc::downgrade(&known), reactor);
         let armed_soon = || {
             let end = Instant::now() + Duration::from_secs(20);

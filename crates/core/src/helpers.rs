@@ -5,7 +5,7 @@
 
 use crate::containment;
 use crate::current::Current;
-use crate::signals::Blocked;
+use crate::signals::SignalMask;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
@@ -39,7 +39,7 @@ pub(crate) fn thread_data() -> (usize, usize) {
 }
 
 /// The engine's threads leave the program's memory alone while it lives.
-pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
+pub(crate) struct MemoryHold<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
 
 impl Helpers {
     /// The calling thread is one of the engine's. It says so itself, first of all: whoever counts must not count one that is not there yet.
@@ -57,7 +57,7 @@ impl Helpers {
     /// # Errors
     /// EAGAIN when the system lets the process have no more threads.
     pub fn spawn(&'static self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let _signals = Blocked::new();
+        let _signals = SignalMask::new();
         let called = name.to_owned();
         let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
         let (running, runs) = std::sync::mpsc::channel::<()>();
@@ -84,13 +84,13 @@ impl Helpers {
     }
 
     /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting: one that has no processor meanwhile, say.
-    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+    pub(crate) fn hold(&self) -> Option<MemoryHold<'_>> {
         const HOLD_TIMEOUT: Duration = Duration::from_millis(20);
         let mut until = None;
         loop {
             match self.memory.try_write() {
-                Ok(guard) => return Some(Held(guard)),
-                Err(TryLockError::Poisoned(error)) => return Some(Held(error.into_inner())),
+                Ok(guard) => return Some(MemoryHold(guard)),
+                Err(TryLockError::Poisoned(error)) => return Some(MemoryHold(error.into_inner())),
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
             if Instant::now() > *until.get_or_insert_with(|| Instant::now() + HOLD_TIMEOUT) {

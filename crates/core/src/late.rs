@@ -46,14 +46,14 @@ pub(crate) fn get() -> Option<&'static dyn Completions> {
 /// The late completions of a completion queue.
 pub(crate) struct Late {
     decides: &'static dyn Completions,
-    held: Mutex<Held>,
+    held: Mutex<LateCompletions>,
 }
 
 /// A work queue: the number of the queue pair, and whether it is the one of receives.
 type WorkQueue = (u32, bool);
 
 #[derive(Default)]
-struct Held {
+struct LateCompletions {
     /// In the order in which they came. No list is empty.
     queues: BTreeMap<WorkQueue, VecDeque<Waiting>>,
     count: usize,
@@ -75,7 +75,7 @@ fn work_queue(completion: &Completion) -> WorkQueue {
     (completion.queue_pair, is_receive)
 }
 
-impl Held {
+impl LateCompletions {
     fn add(&mut self, waiting: Waiting) {
         self.queues.entry(work_queue(&waiting.completion)).or_default().push_back(waiting);
         self.count += 1;
@@ -138,7 +138,7 @@ impl Late {
         Some(Box::new(Self { decides: get()?, held: Mutex::default() }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, LateCompletions> {
         self.held.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -170,7 +170,7 @@ impl Late {
     }
 
     /// Gives those that are due, and sees to it that the rest are given.
-    fn give_due(&self, queue: &CompletionQueue, mut held: MutexGuard<'_, Held>, mut now: u64) {
+    fn give_due(&self, queue: &CompletionQueue, mut held: MutexGuard<'_, LateCompletions>, mut now: u64) {
         loop {
             while let Some(waiting) = held.take_due(now) {
                 held.overtakes(waiting.completion.queue_pair);
@@ -220,7 +220,7 @@ impl Late {
 
     /// Forgets all.
     pub(crate) fn clear(&self) {
-        *self.lock() = Held::default();
+        *self.lock() = LateCompletions::default();
     }
 }
 
@@ -248,13 +248,13 @@ mod tests {
         Waiting { completion, solicited: false, until, is_overtaken }
     }
 
-    fn due(held: &mut Held, now: u64) -> Vec<u64> {
+    fn due(held: &mut LateCompletions, now: u64) -> Vec<u64> {
         std::iter::from_fn(|| held.take_due(now)).map(|waiting| waiting.completion.wr_id).collect()
     }
 
     #[test]
     fn those_of_a_work_queue_keep_their_order_and_others_go_by_their_times() {
-        let mut held = Held::default();
+        let mut held = LateCompletions::default();
         for one in [waiting(1, 10, 5, false), waiting(1, 11, 0, false), waiting(2, 20, 3, false)] {
             held.add(one);
         }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn one_that_is_overtaken_goes_after_another_queue_pairs() {
-        let mut held = Held::default();
+        let mut held = LateCompletions::default();
         held.add(waiting(1, 10, 100, true));
         assert!(held.is_waited_for(2) && !held.is_waited_for(1));
         held.overtakes(1);
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_that_goes_takes_its_completions_along() {
-        let mut held = Held::default();
+        let mut held = LateCompletions::default();
         let receive = |mut one: Waiting| {
             one.completion.opcode = CompletionOpcode::Receive;
             one

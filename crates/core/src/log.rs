@@ -2,9 +2,9 @@
 //! variable of ours or its name; never on the fast path.
 //!
 //! In a program of `adverb run` the engine warns where nobody has asked for a level ([`UNASKED`]). Such a program may know nothing of us, so it must not notice more than lines among its errors:
-//! a line never waits for room, goes nowhere but to the standard error of the first verbs call, and there are few ([`Unasked`]).
+//! a line never waits for room, goes nowhere but to the standard error of the first verbs call, and there are few ([`WarningOutput`]).
 
-use crate::cancel::Deferred;
+use crate::cancel::CancellationGuard;
 use crate::setting;
 use crate::signals::without_sigpipe;
 use std::fmt::Arguments;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 mod unasked;
 
-use unasked::Unasked;
+use unasked::WarningOutput;
 
 /// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level. Behind it and a colon stands which file is the standard error of `adverb run`.
 pub const UNASKED: &str = "unasked";
@@ -51,7 +51,7 @@ enum Place {
     /// Standard error.
     Errors,
     /// The same, for a program whose user has not asked for them.
-    Unasked(Unasked),
+    Unasked(WarningOutput),
     File(std::fs::File),
 }
 
@@ -65,14 +65,14 @@ pub fn enabled(level: Level) -> bool {
 /// `ADVERB_LOG=LEVEL` or `LEVEL:FILE`.
 #[cold]
 fn read() -> u8 {
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     let text = setting::variable("ADVERB_LOG").unwrap_or_default();
     let (level, file) = parse(&text);
     // A word that means nothing here was still meant to make us speak.
     let level = if text.trim().is_empty() { Level::Off } else { level.unwrap_or(Level::Info) };
     PLACE.get_or_init(|| {
         if text.split(':').next().is_some_and(|level| level.trim() == UNASKED) {
-            return Place::Unasked(Unasked::new(libc::STDERR_FILENO, file));
+            return Place::Unasked(WarningOutput::new(libc::STDERR_FILENO, file));
         }
         let open = |file| std::fs::File::options().append(true).create(true).open(setting::file(file));
         let file = file.filter(|file| !file.is_empty()).and_then(|file| open(file).ok());
@@ -105,11 +105,11 @@ pub fn write(level: Level, text: Arguments<'_>) {
         Level::Info | Level::Off => "info",
         Level::Packets => "packet",
     };
-    put(name, text, Unasked::write);
+    put(name, text, WarningOutput::write);
 }
 
-fn put(name: &str, text: Arguments<'_>, unasked: fn(&Unasked, &str) -> std::io::Result<()>) {
-    let _whole = Deferred::new();
+fn put(name: &str, text: Arguments<'_>, unasked: fn(&WarningOutput, &str) -> std::io::Result<()>) {
+    let _whole = CancellationGuard::new();
     let line = format!("adverb[{}] {name}: {text}\n", std::process::id());
     // A log that cannot be written is not the program's concern.
     let _ = match PLACE.get() {
@@ -135,7 +135,7 @@ fn write_to(fd: libc::c_int, line: &[u8]) -> std::io::Result<()> {
 pub fn say(text: Arguments<'_>) {
     // Where it goes is known once the variable has been read.
     enabled(Level::Warn);
-    put("warning", text, Unasked::write_one_more);
+    put("warning", text, WarningOutput::write_one_more);
 }
 
 /// `log!(Warn, "…", …)`: a line of the log, formatted only if somebody asked for that level.

@@ -157,7 +157,7 @@ struct NullEndpoint {
 }
 
 /// How the execution of a request ended.
-enum Executed {
+enum Execution {
     /// The next one may follow.
     Well,
     /// The queue pair stops, and with a peer that is named, that one, too.
@@ -214,7 +214,7 @@ impl NullEndpoint {
     }
 
     /// Executes one request.
-    fn execute(&self, cursor: &mut SendCursor, work: &SendWork) -> Executed {
+    fn execute(&self, cursor: &mut SendCursor, work: &SendWork) -> Execution {
         let Some(fabric) = &self.fabric else {
             let peer = self.link().and_then(|link| link.peer(self));
             return execute::execute(self, peer, work);
@@ -247,8 +247,8 @@ impl Endpoint for NullEndpoint {
     fn transmit(&self) {
         loop {
             let Ok(mut cursor) = self.transmit.try_lock() else { return };
-            let mut executed = Executed::Well;
-            while matches!(executed, Executed::Well)
+            let mut executed = Execution::Well;
+            while matches!(executed, Execution::Well)
                 && self.may_send()
                 && let Some(work) = self.queues.send.peek(&mut cursor)
             {
@@ -258,15 +258,15 @@ impl Endpoint for NullEndpoint {
             let at = *cursor;
             drop(cursor);
             match executed {
-                Executed::Well => {}
-                Executed::Broken(peer) => {
+                Execution::Well => {}
+                Execution::Broken(peer) => {
                     self.end();
                     if let Some(peer) = peer {
                         peer.end();
                     }
                     return;
                 }
-                Executed::Delivered(peer) => peer.end(),
+                Execution::Delivered(peer) => peer.end(),
             }
             // Whoever posted while the lock was held has left it to us.
             if !self.may_send() || !self.queues.send.has_work(&at) {

@@ -4,7 +4,7 @@
 //! are made for it, with true addresses, ports and sequence numbers. Several processes may append to one file: each block is one
 //! write, and all sections describe the same kind of interface.
 
-use crate::cancel::Deferred;
+use crate::cancel::CancellationGuard;
 use crate::memory;
 use crate::{log, setting};
 use std::fs::File;
@@ -28,7 +28,7 @@ pub fn enabled() -> bool {
 
 #[cold]
 fn open() -> bool {
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     let Some(name) = setting::variable("ADVERB_PCAP").filter(|name| !name.is_empty()) else {
         STATE.store(1, Ordering::Relaxed);
         return false;
@@ -100,7 +100,7 @@ fn packet_cut(parts: &[&[u8]], missing: usize) {
     head[16..20].copy_from_slice(&length.saturating_add(missing as u32).to_le_bytes());
     let mut all: Vec<&[u8]> = vec![&head];
     all.extend_from_slice(parts);
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     // A full disk ends the capture, not the program.
     let _ = file.write_all(&block(6, &all));
 }

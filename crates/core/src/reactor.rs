@@ -12,7 +12,7 @@ pub use crate::deadlines::Timer;
 use crate::duty::{Arrivals, Duty, Turn};
 use crate::error::{Error, Result};
 use crate::event::add_token;
-use crate::fork::{self, Born};
+use crate::fork::{self, ForkGeneration};
 use crate::helpers::Helpers;
 use crate::setting;
 use std::os::fd::RawFd;
@@ -81,12 +81,12 @@ pub struct Reactor {
 #[derive(Default)]
 struct Sources {
     /// Each with a generation.
-    all: Vec<(u32, Option<Registered>)>,
+    all: Vec<(u32, Option<DescriptorEntry>)>,
     free: Vec<u32>,
 }
 
 /// Who serves a descriptor.
-struct Registered {
+struct DescriptorEntry {
     source: Arc<dyn Source>,
     descriptor: RawFd,
 }
@@ -180,7 +180,7 @@ impl Reactor {
             });
             let (generation, place) = &mut sources.all[index as usize];
             *generation = generation.wrapping_add(1);
-            *place = Some(Registered { source, descriptor: fd });
+            *place = Some(DescriptorEntry { source, descriptor: fd });
             Token(kind | u64::from(index) << 32 | u64::from(*generation))
         };
         match self.control(libc::EPOLL_CTL_ADD, fd, interest, token) {
@@ -253,7 +253,7 @@ impl Reactor {
             return None;
         }
         let turn = self.duty().take()?;
-        Some(Attending { reactor: self, turn: Some(turn), born: Born::now() })
+        Some(Attending { reactor: self, turn: Some(turn), born: ForkGeneration::now() })
     }
 
     fn duty(&'static self) -> &'static Arc<Duty> {
@@ -382,7 +382,7 @@ impl Arrivals for Reactor {
 pub struct Attending {
     reactor: &'static Reactor,
     turn: Option<Turn>,
-    born: Born,
+    born: ForkGeneration,
 }
 
 impl Attending {

@@ -35,9 +35,9 @@ impl Rings {
 
 /// The same for one kind of work, of which there is always enough to look for once more.
 #[derive(Default)]
-pub struct Missed(AtomicBool);
+pub struct WorkNote(AtomicBool);
 
-impl Missed {
+impl WorkNote {
     /// There may be something to do. The caller tries the lock afterwards.
     #[inline]
     pub fn note(&self) {
@@ -61,13 +61,13 @@ impl Missed {
     }
 }
 
-/// As [`Missed`], where the holder of the lock comes time and again and other threads seldom. Such a thread finds the lock taken, stores the note, and tries the lock once more. The
+/// As [`WorkNote`], where the holder of the lock comes time and again and other threads seldom. Such a thread finds the lock taken, stores the note, and tries the lock once more. The
 /// holder lets the lock go and then looks at the note. So the thread gets the lock, or the holder finds the note. The fence that this takes between store and look is the
 /// other thread's alone to pay for (`crate::barrier`).
 #[derive(Default)]
-pub struct Overlooked(AtomicBool);
+pub struct RareWorkNote(AtomicBool);
 
-impl Overlooked {
+impl RareWorkNote {
     /// There may be something to do, and the lock was taken: the caller tries the lock once more afterwards. It takes a system call of some microseconds.
     #[cold]
     pub fn note(&self) {
@@ -140,7 +140,7 @@ impl Rounds {
     /// Without the first lock, after [`Rounds::end`]: whether work is put off. If so, the caller tries the second lock and goes on with it. Where another
     /// thread has that lock, perhaps the one that is just putting the work off, the note has it look again.
     #[inline]
-    pub fn go_on(&self, missed: &Missed) -> bool {
+    pub fn go_on(&self, missed: &WorkNote) -> bool {
         let goes_on = self.is_put_off.load(Ordering::SeqCst) && self.is_put_off.swap(false, Ordering::SeqCst);
         if goes_on {
             missed.note();

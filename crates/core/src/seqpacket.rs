@@ -2,7 +2,7 @@
 //! the file system.
 
 use crate::descriptor;
-use crate::fork::{self, Born};
+use crate::fork::{self, ForkGeneration};
 use arrayvec::ArrayVec;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
@@ -24,16 +24,16 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (raw, length as libc::socklen_t)
 }
 
-fn socket() -> io::Result<Owned> {
+fn socket() -> io::Result<ForkClosedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: plain numbers.
-    Owned::new(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+    ForkClosedFd::new(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 /// A descriptor that a child of fork closes.
-struct Owned(RawFd, Born);
+struct ForkClosedFd(RawFd, ForkGeneration);
 
-impl Owned {
+impl ForkClosedFd {
     fn new(fd: RawFd) -> io::Result<Self> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -41,11 +41,11 @@ impl Owned {
         // SAFETY: fresh, and nobody else's.
         let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
-        Ok(Self(fd, Born::now()))
+        Ok(Self(fd, ForkGeneration::now()))
     }
 }
 
-impl Drop for Owned {
+impl Drop for ForkClosedFd {
     fn drop(&mut self) {
         if self.1.is_here() {
             fork::disown_descriptor(self.0);
@@ -59,7 +59,7 @@ impl Drop for Owned {
 const BACKLOG: libc::c_int = 4096;
 
 /// A name that this process holds.
-pub struct Listener(Owned);
+pub struct Listener(ForkClosedFd);
 
 impl Listener {
     /// Holds a name.
@@ -129,7 +129,7 @@ pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     let fd = unsafe {
         libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
     };
-    Ok(Connection(Owned::new(fd as RawFd)?))
+    Ok(Connection(ForkClosedFd::new(fd as RawFd)?))
 }
 
 /// Descriptors that came with a message.
@@ -161,7 +161,7 @@ pub enum Owner {
 }
 
 /// A connection to another process.
-pub struct Connection(Owned);
+pub struct Connection(ForkClosedFd);
 
 impl Connection {
     /// Connects to whoever holds a name.
@@ -192,7 +192,7 @@ impl Connection {
         }
         let [one, other] = ends.map(|fd| {
             learn_senders(fd);
-            Owned::new(fd).map(Self)
+            ForkClosedFd::new(fd).map(Self)
         });
         Ok([one?, other?])
     }

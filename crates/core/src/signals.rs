@@ -9,13 +9,13 @@ const FAULTS: [libc::c_int; 6] =
 
 /// While it lives, the calling thread and the threads that it starts get no signal but the faults of their own instructions, which the kernel
 /// would otherwise turn into the end of the process, and those of the C library, by which it cancels threads, for one. It ends in the thread that made it.
-pub struct Blocked {
+pub struct SignalMask {
     before: libc::sigset_t,
     // The mask is the thread's.
     _here: std::marker::PhantomData<*const ()>,
 }
 
-impl Blocked {
+impl SignalMask {
     /// From now on.
     pub fn new() -> Self {
         // SAFETY: signal sets are plain data, filled before use.
@@ -36,13 +36,13 @@ impl Blocked {
     }
 }
 
-impl Default for Blocked {
+impl Default for SignalMask {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Drop for Blocked {
+impl Drop for SignalMask {
     fn drop(&mut self) {
         // SAFETY: the mask that the thread had.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };

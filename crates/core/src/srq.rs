@@ -4,7 +4,7 @@ use crate::cq::{CompletionQueue, Lane};
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::lock::{Guard, Lock};
 use crate::memory::{Giver, RingKind};
 use crate::qp::{GrowingSlots, ReceiveWork};
@@ -41,16 +41,16 @@ pub struct SharedReceiveQueue {
     room: AtomicU32,
     users: Users,
     /// Of XRC, and of work queues.
-    extended: Option<Extended>,
+    extended: Option<Extension>,
     /// A work queue that is not ready: nothing takes its receives.
     is_paused: AtomicBool,
     cookie: AtomicU64,
     retired: AtomicBool,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// What a queue has whose receives complete on a completion queue of its own.
-struct Extended {
+struct Extension {
     /// Of XRC (annex A14).
     domain: Option<Arc<XrcDomain>>,
     /// Where its receives complete.
@@ -107,7 +107,7 @@ impl SharedReceiveQueue {
                 "completion queue, XRC domain and protection domain are of different contexts",
             ));
         }
-        let extended = Extended { domain: Some(xrc_domain.clone()), cq: cq.clone() };
+        let extended = Extension { domain: Some(xrc_domain.clone()), cq: cq.clone() };
         let queue = Self::build(domain, sizes, Some(extended), giver)?;
         cq.users().enter();
         xrc_domain.users().enter();
@@ -130,7 +130,7 @@ impl SharedReceiveQueue {
         if !Arc::ptr_eq(cq.context(), domain.context()) {
             return Err(Error::invalid("completion queue and protection domain are of different contexts"));
         }
-        let extended = Extended { domain: None, cq: cq.clone() };
+        let extended = Extension { domain: None, cq: cq.clone() };
         let queue = Self::build(domain, sizes, Some(extended), giver)?;
         cq.users().enter();
         queue.set_ready(false);
@@ -145,7 +145,7 @@ impl SharedReceiveQueue {
     fn build(
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
-        extended: Option<Extended>,
+        extended: Option<Extension>,
         giver: Giver,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
@@ -165,7 +165,7 @@ impl SharedReceiveQueue {
             )));
         }
         let kind = match &extended {
-            Some(Extended { domain: None, .. }) => RingKind::WorkQueue,
+            Some(Extension { domain: None, .. }) => RingKind::WorkQueue,
             _ => RingKind::SharedReceiveQueue,
         };
         let slots = GrowingSlots::new(room, sizes.max_sge as usize, giver, kind)?;
@@ -196,7 +196,7 @@ impl SharedReceiveQueue {
             is_paused: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
             retired: AtomicBool::new(false),
-            born: Born::now(),
+            born: ForkGeneration::now(),
         }))
     }
 
@@ -366,7 +366,7 @@ impl SharedReceiveQueue {
         }
         let here = self.born.is_here();
         // In a child of fork a thread may have the locks that is not there.
-        if let Some(Extended { domain: Some(domain), cq }) = self.extended.as_ref().filter(|_| here) {
+        if let Some(Extension { domain: Some(domain), cq }) = self.extended.as_ref().filter(|_| here) {
             // IB-XRC-14
             domain.members().remove_queue(self.number);
             let lane: Arc<dyn Lane> = domain.members().clone();
@@ -396,7 +396,7 @@ impl SharedReceiveQueue {
         if !self.retired.swap(true, Ordering::AcqRel) {
             self.context().device().shared_receive_queues.leave();
             self.domain.users().leave();
-            if let Some(Extended { domain, cq }) = &self.extended {
+            if let Some(Extension { domain, cq }) = &self.extended {
                 cq.users().leave();
                 if let Some(domain) = domain {
                     domain.users().leave();

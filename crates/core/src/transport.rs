@@ -28,10 +28,10 @@ pub struct TransportFactory {
 }
 
 /// A device that is made, or its name and why it is missing.
-pub type Made = std::result::Result<(Description, Arc<dyn Transport>), (String, Error)>;
+pub type TransportResult = std::result::Result<(Description, Arc<dyn Transport>), (String, Error)>;
 
 /// Makes the transports of the devices of a list ([`crate::description`]), or, without a list, of those that exist by default.
-pub fn make(known: &[TransportFactory], list: Option<&str>) -> Vec<Made> {
+pub fn make(known: &[TransportFactory], list: Option<&str>) -> Vec<TransportResult> {
     let names: Vec<_> = known.iter().map(|factory| factory.device).collect();
     let wanted: Vec<_> = match list {
         Some(list) => description::parse(list, &names),
@@ -43,7 +43,7 @@ pub fn make(known: &[TransportFactory], list: Option<&str>) -> Vec<Made> {
         if wanted.is_empty() { Ok(Vec::new()) } else { (factory.create)(&wanted) }
     };
     let mut made: Vec<_> = known.iter().map(|factory| of(factory).map(Vec::into_iter)).collect();
-    let mut take = |wanted: Description| -> Made {
+    let mut take = |wanted: Description| -> TransportResult {
         let of_transport = names.iter().zip(&mut made).find(|(name, _)| **name == wanted.like);
         match of_transport.map(|(_, made)| made) {
             Some(Ok(made)) => match made.next() {

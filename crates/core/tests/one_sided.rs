@@ -15,14 +15,14 @@ const SOME: u32 = 1000;
 
 /// What a test knows of the object that it has installed.
 #[derive(Default)]
-struct Seen {
+struct ObjectState {
     asked: AtomicU32,
     is_gone: AtomicBool,
 }
 
 /// Carries out each request (in no memory), or answers something else.
 struct Carrier {
-    seen: Arc<Seen>,
+    seen: Arc<ObjectState>,
     answer: fn(u32) -> AtPost,
 }
 
@@ -56,8 +56,8 @@ impl World {
         Self { pair, from, to }
     }
 
-    fn install(&self, answer: fn(u32) -> AtPost) -> Arc<Seen> {
-        let seen = Arc::new(Seen::default());
+    fn install(&self, answer: fn(u32) -> AtPost) -> Arc<ObjectState> {
+        let seen = Arc::new(ObjectState::default());
         let carrier = Carrier { seen: seen.clone(), answer };
         self.pair.client.queue_pair.queues().send.install(|| Some(Box::new(carrier)));
         seen

@@ -24,7 +24,7 @@ use adverb_core::memory::Access;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
-use adverb_core::rings::{Missed, Rings, Rounds};
+use adverb_core::rings::{Rings, Rounds, WorkNote};
 use adverb_core::transport::TakenOver;
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
@@ -148,7 +148,7 @@ pub(crate) struct Endpoint {
     /// Looks after messages that wait for their receives.
     behind: Arc<Behind>,
     /// The background thread found the receive lock taken: its holder looks again.
-    missed: Missed,
+    missed: WorkNote,
     /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and no other edge will come.
     pub(crate) is_ending: AtomicBool,
     /// False once the queue pair is being destroyed. Held while a connection begins.
@@ -232,7 +232,7 @@ impl Endpoint {
             catches_up: Arc::new(CatchUp(this.clone())),
             this: this.clone(),
             behind: Behind::new(this.clone()),
-            missed: Missed::default(),
+            missed: WorkNote::default(),
             is_ending: AtomicBool::new(false),
             usable: Mutex::new(true),
             link: Mutex::default(),

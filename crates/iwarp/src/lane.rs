@@ -7,9 +7,9 @@ use crate::gather;
 use crate::local::{Host, Seen};
 use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
-use adverb_core::fork::{self, Born};
+use adverb_core::fork::{self, ForkGeneration};
 use adverb_core::gathering::{Gathering, Gathers};
-use adverb_core::guard::{Guard, Guarded};
+use adverb_core::guard::{Guard, GuardedLane};
 use adverb_core::lock::Lock;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::Reactor;
@@ -352,7 +352,7 @@ impl Gathers for Lane {
     }
 }
 
-impl Guarded for Lane {
+impl GuardedLane for Lane {
     fn watch(&self, on: bool) {
         for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
             member.watch(on);
@@ -369,7 +369,7 @@ impl Guarded for Lane {
 }
 
 /// An epoll instance over the lane's sockets.
-struct Epoll(RawFd, Born);
+struct Epoll(RawFd, ForkGeneration);
 
 impl Epoll {
     fn new() -> Option<Self> {
@@ -379,7 +379,7 @@ impl Epoll {
             return None;
         }
         fork::own_descriptor(fd);
-        Some(Self(fd, Born::now()))
+        Some(Self(fd, ForkGeneration::now()))
     }
 
     /// Whether the socket is among them now. It may have been before.

@@ -4,7 +4,7 @@
 //! not be cancelled in the middle of a poll, with locks held, and cancellation cannot unwind through Rust frames.
 
 use adverb_core::error::{Error, Result};
-use adverb_core::fork::{self, Born};
+use adverb_core::fork::{self, ForkGeneration};
 use adverb_core::pcap::{self, TcpTrace};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -15,7 +15,7 @@ use std::sync::Mutex;
 /// A socket of the engine.
 pub(crate) struct Socket {
     fd: RawFd,
-    born: Born,
+    born: ForkGeneration,
     /// What a capture knows of the connection, if one is being written: begun with its first bytes.
     trace: Option<Mutex<Trace>>,
 }
@@ -47,7 +47,7 @@ impl Socket {
     pub(crate) fn own(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
         let trace = pcap::enabled().then(|| Mutex::new(Trace { initiator: false, tcp: None }));
-        Self { fd, born: Born::now(), trace }
+        Self { fd, born: ForkGeneration::now(), trace }
     }
 
     /// Adds bytes that have moved to the capture.

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::error::Error;
 use adverb_core::log;
 use core::ffi::c_int;
@@ -29,19 +29,19 @@ pub fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// A call that does not wait. While it lives, a cancellation of the thread waits ([`Deferred`]); at its end `errno` is what it was before, whatever
+/// A call that does not wait. While it lives, a cancellation of the thread waits ([`CancellationGuard`]); at its end `errno` is what it was before, whatever
 /// the engine's own system calls have made of it, unless the call has set it. Calls may be nested.
 pub struct Call {
     before: c_int,
     /// Whether the call around this one had set it.
     outer: bool,
-    _whole: Deferred,
+    _whole: CancellationGuard,
 }
 
 impl Call {
     /// The call begins.
     pub fn new() -> Self {
-        Self { before: errno(), outer: SET.replace(false), _whole: Deferred::new() }
+        Self { before: errno(), outer: SET.replace(false), _whole: CancellationGuard::new() }
     }
 }
 

@@ -19,10 +19,10 @@ use crate::{lock, lock_until};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::gathering::{Gathering, Gathers};
-use adverb_core::guard::{Guard, Guarded};
+use adverb_core::guard::{Guard, GuardedLane};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
-use adverb_core::rings::{Missed, Rings};
+use adverb_core::rings::{Rings, WorkNote};
 use adverb_wire::ib::packet;
 use std::collections::VecDeque;
 use std::io;
@@ -74,7 +74,7 @@ pub(crate) struct Lane {
     /// Counts the calls of [`Lane::transmit`].
     rings: Rings,
     /// Somebody found the receive lock taken: its holder looks again.
-    missed: Missed,
+    missed: WorkNote,
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     /// Somebody sends at this instant, or has left something that waits for room: what is not owed any more may still be here.
@@ -137,7 +137,7 @@ impl Lane {
             looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
             rings: Rings::default(),
-            missed: Missed::default(),
+            missed: WorkNote::default(),
             is_full: AtomicBool::new(false),
             is_sending: AtomicBool::new(false),
             vain: AtomicU32::new(0),
@@ -827,7 +827,7 @@ impl Gathers for Lane {
     }
 }
 
-impl Guarded for Lane {
+impl GuardedLane for Lane {
     fn watch(&self, on: bool) {
         let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) else { return };
         if on {

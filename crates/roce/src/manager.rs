@@ -31,7 +31,7 @@ use adverb_core::cm::{
 };
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
-use adverb_core::fork::Born;
+use adverb_core::fork::ForkGeneration;
 use adverb_core::log;
 use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
 use adverb_core::random;
@@ -133,7 +133,7 @@ impl Peer {
 pub(crate) struct Manager {
     this: Weak<Manager>,
     host: Arc<dyn Host>,
-    born: Born,
+    born: ForkGeneration,
     state: Mutex<State>,
     /// Nobody sends any more.
     sent: Condvar,
@@ -159,7 +159,7 @@ impl Manager {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             host,
-            born: Born::now(),
+            born: ForkGeneration::now(),
             state: Mutex::default(),
             sent: Condvar::new(),
         })

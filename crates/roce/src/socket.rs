@@ -3,7 +3,7 @@
 
 use crate::observer;
 use crate::route::{Route, canonical};
-use adverb_core::fork::{self, Born};
+use adverb_core::fork::{self, ForkGeneration};
 use adverb_core::{setting, watch};
 use std::io;
 use std::mem::{MaybeUninit, size_of, zeroed};
@@ -36,7 +36,7 @@ pub(crate) struct Socket {
     segments: bool,
     joins: bool,
     takes: u32,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// Datagrams to be sent together: `count` of `segment` bytes, the last may be shorter.
@@ -103,7 +103,8 @@ impl Socket {
         }
         fork::own_descriptor(fd);
         let dual = family == libc::AF_INET6;
-        let mut socket = Self { fd, dual, port, segments: false, joins: false, takes: 0, born: Born::now() };
+        let mut socket =
+            Self { fd, dual, port, segments: false, joins: false, takes: 0, born: ForkGeneration::now() };
         if dual {
             socket.set(libc::SOL_IPV6, libc::IPV6_V6ONLY, 0)?;
             socket.set(libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;

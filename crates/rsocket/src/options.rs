@@ -3,7 +3,7 @@
 use crate::configuration::{Configuration, LEAST_SEND_BUFFER, MAX_BUFFER};
 use crate::datagram::Datagram;
 use crate::stream::{Phase, Stream};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::error::{Error, Result};
 use adverb_proto::rsocket::{LOW_WATER, from_scale, to_scale};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -221,7 +221,7 @@ impl Stream {
     /// # Errors
     /// ENOTSUP for one that there is not; EINVAL for a value that is none, and for what has to be set before connecting.
     pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let value = Value(value);
         let mut inner = self.lock();
         let sized = inner.link.is_some();
@@ -279,7 +279,7 @@ impl Stream {
     /// # Errors
     /// ENOTSUP for one that there is not.
     pub fn option(&self, level: i32, name: i32) -> Result<Vec<u8>> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         if let Some(value) = inner.options.get_plain(level, name) {
             return Ok(value);
@@ -334,7 +334,7 @@ impl Datagram {
     /// # Errors
     /// Those of the UDP socket; ENOTSUP and EINVAL for sizes.
     pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         if level != SOL_RDMA {
             self.set_udp_option(level, name, value)?;
         }

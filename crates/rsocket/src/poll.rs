@@ -2,7 +2,7 @@
 
 use crate::process::{Process, Socket, lookup};
 use crate::wait::{Waitable, Waiters, sleep_until, system_poll};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cq::Attendance;
 use adverb_core::error::Result;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ pub fn poll(list: &mut [libc::pollfd], timeout: i32) -> Result<usize> {
     }
     let deadline = u64::try_from(timeout).ok().map(|n| Instant::now() + Duration::from_millis(n));
     let mut look = |others: &mut [libc::pollfd]| {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         for (socket, place) in sockets.iter().zip(&places) {
             list[*place].revents = socket.look(list[*place].events);
         }

@@ -4,10 +4,10 @@ use crate::configuration::Configuration;
 use crate::datagram::Datagram;
 use crate::stream::Stream;
 use crate::vector::Vector;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
-use adverb_core::fork::Born;
+use adverb_core::fork::ForkGeneration;
 use adverb_core::region::ProtectionDomain;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -133,7 +133,7 @@ fn no_connections() -> Error {
 
 /// The sockets and devices of this process.
 pub(crate) struct Process {
-    born: Born,
+    born: ForkGeneration,
     pub(crate) configuration: Configuration,
     sockets: RwLock<HashMap<i32, Socket>>,
     domains: Mutex<Vec<(Arc<Device>, Arc<ProtectionDomain>)>>,
@@ -157,7 +157,7 @@ impl Process {
     fn make() -> &'static Self {
         let old = PROCESS.load(Ordering::Acquire);
         let made = Box::into_raw(Box::new(Self {
-            born: Born::now(),
+            born: ForkGeneration::now(),
             configuration: Configuration::read(),
             sockets: RwLock::default(),
             domains: Mutex::default(),
@@ -201,7 +201,7 @@ pub fn find(number: i32) -> Result<Socket> {
 }
 
 pub(crate) fn lookup(number: i32) -> Option<Socket> {
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     let process = Process::existing()?;
     process.sockets.read().unwrap_or_else(|e| e.into_inner()).get(&number).cloned()
 }
@@ -211,7 +211,7 @@ pub(crate) fn lookup(number: i32) -> Option<Socket> {
 /// # Errors
 /// ENOTSUP for other families than IPv4 and IPv6, and other types and protocols than TCP's and UDP's; EMFILE; ENODEV without a device.
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Result<i32> {
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     let fits = |own: i32| protocol == 0 || protocol == own;
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
@@ -243,7 +243,7 @@ pub fn close(number: i32) -> Result<()> {
         Socket::Stream(stream) => stream.shut_for_close(),
         Socket::Datagram(datagram) => datagram.shut_for_close(),
     }
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     Process::get().remove(number);
     match &socket {
         Socket::Stream(stream) => stream.close(),

@@ -5,10 +5,10 @@
 //! whoever takes one wakes the others by their own descriptors.
 
 use crate::process::Process;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cq::Attendance;
 use adverb_core::error::{Error, Result};
-use adverb_core::fork::Born;
+use adverb_core::fork::ForkGeneration;
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -44,7 +44,7 @@ pub(crate) fn in_turn(mut one: impl FnMut() -> bool) -> bool {
 /// A thread that waits, by a descriptor of its own.
 pub(crate) struct Waiter {
     wake: OwnedFd,
-    born: Born,
+    born: ForkGeneration,
 }
 
 impl Waiter {
@@ -55,7 +55,7 @@ impl Waiter {
             return Err(Error::system("eventfd"));
         }
         // SAFETY: just made, and nobody else's.
-        Ok(Arc::new(Self { wake: unsafe { OwnedFd::from_raw_fd(wake) }, born: Born::now() }))
+        Ok(Arc::new(Self { wake: unsafe { OwnedFd::from_raw_fd(wake) }, born: ForkGeneration::now() }))
     }
 
     /// That of the calling thread.
@@ -182,7 +182,7 @@ pub(crate) fn sleep_until<W: Waitable, T>(
     let mut ends = Vec::with_capacity(sockets.len());
     loop {
         {
-            let _whole = Deferred::new();
+            let _whole = CancellationGuard::new();
             stay.attendances.extend(sockets.iter().filter_map(Waitable::arm));
             if let Some(found) = done(others) {
                 return Ok(Some(found));
@@ -203,7 +203,7 @@ pub(crate) fn sleep_until<W: Waitable, T>(
         {
             return Ok(None);
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         // What comes in now is taken in here: no event need tell of it.
         stay.attendances.clear();
         let mut start = 0;
@@ -236,7 +236,7 @@ pub(crate) fn blocking<W: Waitable, T>(
     mut attempt: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let mut once = || {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         attempt().transpose()
     };
     if let Some(outcome) = once() {

@@ -1,6 +1,6 @@
 //! A doorbell that a child of fork closes.
 
-use adverb_core::fork::{self, Born};
+use adverb_core::fork::{self, ForkGeneration};
 use adverb_local::Doorbell;
 use std::io;
 use std::ops::Deref;
@@ -38,12 +38,12 @@ impl Deref for Bell {
 }
 
 /// A child of fork closes this descriptor, as long as it exists: it goes first.
-pub(crate) struct Noted(RawFd, Born);
+pub(crate) struct Noted(RawFd, ForkGeneration);
 
 impl Noted {
     pub(crate) fn of(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
-        Self(fd, Born::now())
+        Self(fd, ForkGeneration::now())
     }
 }
 

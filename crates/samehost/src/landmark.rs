@@ -1,7 +1,7 @@
 //! By what one process knows the memory of another, so that it copies to the right one.
 
 use adverb_core::memory::process::{self, Process};
-use adverb_core::memory::{Piece, Source, Unclaimed};
+use adverb_core::memory::{NoClaim, Piece, Source};
 use adverb_core::random;
 use std::sync::OnceLock;
 
@@ -75,7 +75,7 @@ impl Probe {
         }
         let pieces = [Piece { address, length: size_of::<Self>() as u64 }];
         let mut found = [0; size_of::<Self>()];
-        Source::Process { process, pieces: &pieces, claim: &Unclaimed }.read(&mut found).ok()?;
+        Source::Process { process, pieces: &pieces, claim: &NoClaim }.read(&mut found).ok()?;
         let (first, second) = found.split_at(8);
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         (word(first) == mark).then_some(word(second)).filter(|secret| *secret != 0)

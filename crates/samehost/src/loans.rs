@@ -6,7 +6,7 @@
 
 use crate::lock;
 use adverb_core::clock;
-use adverb_core::memory::{Keys, Lender, Lent};
+use adverb_core::memory::{KeyUse, Keys, Lender};
 use adverb_local::{Loan, Slot, Withdrawal};
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -35,7 +35,7 @@ struct Piece {
     loan: Loan,
     /// Whose queue pair's it is.
     number: u32,
-    lent: Lent,
+    lent: KeyUse,
 }
 
 impl Loans {
@@ -44,7 +44,7 @@ impl Loans {
     }
 
     /// Publishes a record, which speaks of these pieces of a queue pair's program.
-    pub fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = Lent>) {
+    pub fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = KeyUse>) {
         let mut lent = lock(&self.lent);
         self.settle(&mut lent);
         // Under the lock: whoever takes back finds it here as soon as it can be read.
@@ -100,7 +100,7 @@ impl Loans {
 }
 
 impl Lender for Loans {
-    fn recall(&self, is_wanted: &dyn Fn(&Lent) -> bool) {
+    fn recall(&self, is_wanted: &dyn Fn(&KeyUse) -> bool) {
         self.take_back(Withdrawal::Revoked, |piece| is_wanted(&piece.lent));
     }
 }

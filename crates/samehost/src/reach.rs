@@ -10,7 +10,7 @@ use adverb_core::log;
 use adverb_core::memory::common::Common;
 use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
-use adverb_core::memory::{Access, Opened, key_number};
+use adverb_core::memory::{Access, PublishedBytes, key_number};
 use adverb_core::qp::SendWork;
 use adverb_local::{Foreign, Kind, Stamp};
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ pub struct Region {
     pub(crate) key: u32,
     pub(crate) number: u32,
     stamp: Stamp,
-    opened: Opened,
+    opened: PublishedBytes,
     /// What peers call the first of the bytes that are mapped, and how many there are.
     inside: (u64, u64),
     view: Option<View>,
@@ -167,7 +167,7 @@ impl Region {
     /// Maps the bytes that their program shares by itself, if that can be. It may wait for a file system.
     pub(crate) fn join(&self, reach: &Reach) {
         let Some(process) = &reach.process else { return };
-        let Opened { address, length, access, .. } = self.opened;
+        let PublishedBytes { address, length, access, .. } = self.opened;
         let to_write = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         // Withdrawn meanwhile, it is not worth it.
         let common = self.is_published().then(|| Common::open(process, address, length, to_write));
@@ -249,7 +249,7 @@ impl Reach {
         Some(region)
     }
 
-    fn map(&self, opened: &Opened, regions: &mut Regions) -> Option<View> {
+    fn map(&self, opened: &PublishedBytes, regions: &mut Regions) -> Option<View> {
         let (mapped, (_, memory)) = (opened.mapped?, self.memory.get()?);
         let writable = opened.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let length = usize::try_from(mapped.length).ok()?;

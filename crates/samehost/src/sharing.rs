@@ -20,11 +20,11 @@ use crate::neighbour::{Acquainted, Neighbour};
 use crate::shown::to_words;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::Error;
-use adverb_core::fork::Born;
+use adverb_core::fork::ForkGeneration;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
 use adverb_core::memory::ways::{Facts, Memory, Together};
-use adverb_core::memory::{Access, Keys, Opened, Publisher};
+use adverb_core::memory::{Access, Keys, PublishedBytes, Publisher};
 use adverb_core::qp::Queues;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_core::region::MemoryRegion;
@@ -163,7 +163,7 @@ pub struct Terms {
 impl Sharing {
     /// That of this process: all transports have one, because a process has one table of keys. A child of fork has another one.
     pub fn of_process() -> Arc<Self> {
-        static OWN: AtomicPtr<(Born, Arc<Sharing>)> = AtomicPtr::new(std::ptr::null_mut());
+        static OWN: AtomicPtr<(ForkGeneration, Arc<Sharing>)> = AtomicPtr::new(std::ptr::null_mut());
         let known = OWN.load(Ordering::Acquire);
         // SAFETY: null, or leaked below and never freed.
         if let Some((born, sharing)) = unsafe { known.as_ref() }
@@ -171,7 +171,7 @@ impl Sharing {
         {
             return sharing.clone();
         }
-        let made = Box::into_raw(Box::new((Born::now(), Arc::default())));
+        let made = Box::into_raw(Box::new((ForkGeneration::now(), Arc::default())));
         let own = match OWN.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
@@ -594,7 +594,7 @@ impl Publisher for Book {
         moved
     }
 
-    fn publish(&self, number: u32, key: u32, opened: &Opened) {
+    fn publish(&self, number: u32, key: u32, opened: &PublishedBytes) {
         self.table.publish(Kind::Key, number as usize, key, to_words(opened));
     }
 

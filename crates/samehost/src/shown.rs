@@ -12,7 +12,7 @@
 //!
 //! That process may write anything there: what does not fit together says nothing.
 
-use adverb_core::memory::{Access, Mapped, Opened};
+use adverb_core::memory::{Access, MappableBytes, PublishedBytes};
 
 /// The memory file of the process may be used for the bytes.
 const BY_FILE: u64 = 1 << 32;
@@ -24,16 +24,17 @@ const END: u64 = i64::MAX as u64;
 pub(crate) type Words = [u64; 7];
 
 /// The words that say this.
-pub(crate) fn to_words(opened: &Opened) -> Words {
-    let Opened { first, length, address, access, domain, by_file, mapped, is_common } = *opened;
-    let Mapped { skip, length: mapped, offset } = mapped.unwrap_or(Mapped { skip: 0, length: 0, offset: 0 });
+pub(crate) fn to_words(opened: &PublishedBytes) -> Words {
+    let PublishedBytes { first, length, address, access, domain, by_file, mapped, is_common } = *opened;
+    let MappableBytes { skip, length: mapped, offset } =
+        mapped.unwrap_or(MappableBytes { skip: 0, length: 0, offset: 0 });
     let flag = |flag, is_set| if is_set { flag } else { 0 };
     let rights = u64::from(access.bits()) | flag(BY_FILE, by_file) | flag(COMMON, is_common);
     [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
 }
 
 /// What words say, if they say anything: then the bytes lie at addresses that a process may have, and what can be mapped among them.
-pub(crate) fn from_words(words: &Words) -> Option<Opened> {
+pub(crate) fn from_words(words: &Words) -> Option<PublishedBytes> {
     let [first, length, address, rights, domain, mapped, offset] = *words;
     let skip = (domain >> 32) as u32;
     first.checked_add(length.checked_sub(1)?)?;
@@ -42,14 +43,14 @@ pub(crate) fn from_words(words: &Words) -> Option<Opened> {
     if mapped > 0 && !is_inside {
         return None;
     }
-    Some(Opened {
+    Some(PublishedBytes {
         first,
         length,
         address,
         access: Access::from_bits_truncate(rights as u32),
         domain: domain as u32,
         by_file: rights & BY_FILE != 0,
-        mapped: (mapped > 0).then_some(Mapped { skip, length: mapped, offset }),
+        mapped: (mapped > 0).then_some(MappableBytes { skip, length: mapped, offset }),
         is_common: rights & COMMON != 0 && mapped == 0,
     })
 }
@@ -58,14 +59,14 @@ pub(crate) fn from_words(words: &Words) -> Option<Opened> {
 mod tests {
     use super::*;
 
-    const OPENED: Opened = Opened {
+    const OPENED: PublishedBytes = PublishedBytes {
         first: 0x500,
         length: 0x3000,
         address: 0x7000_0000_0100,
         access: Access::REMOTE,
         domain: 7,
         by_file: true,
-        mapped: Some(Mapped { skip: 0xf00, length: 0x2000, offset: 1 << 40 }),
+        mapped: Some(MappableBytes { skip: 0xf00, length: 0x2000, offset: 1 << 40 }),
         is_common: false,
     };
 
@@ -73,13 +74,13 @@ mod tests {
     fn what_is_said_is_understood() {
         for mapped in [None, OPENED.mapped] {
             for by_file in [false, true] {
-                let opened = Opened { mapped, by_file, ..OPENED };
+                let opened = PublishedBytes { mapped, by_file, ..OPENED };
                 assert_eq!(from_words(&to_words(&opened)), Some(opened));
             }
         }
-        let common = Opened { mapped: None, is_common: true, ..OPENED };
+        let common = PublishedBytes { mapped: None, is_common: true, ..OPENED };
         assert_eq!(from_words(&to_words(&common)), Some(common));
-        let whole = Opened { first: u64::MAX - 7, length: 8, mapped: None, ..OPENED };
+        let whole = PublishedBytes { first: u64::MAX - 7, length: 8, mapped: None, ..OPENED };
         assert_eq!(from_words(&to_words(&whole)), Some(whole));
     }
 

@@ -27,7 +27,7 @@ mod work;
 
 use crate::calls::Call;
 use crate::format::failure;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::heard;
 use adverb_core::log;
 use adverb_core::qp::State as PairState;
@@ -171,7 +171,7 @@ impl Check {
         if !is_wanted {
             return None;
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let present = |name| variable(name).filter(|text| !text.trim().is_empty());
         let suppressions = present(setting::SUPPRESS).map_or_else(Suppressions::default, |file| {
             suppressions(&file).unwrap_or_else(|why| {
@@ -260,7 +260,7 @@ impl Check {
         if role.is_idle() {
             return 0;
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return 0 };
         let keeps_site =
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
@@ -351,7 +351,7 @@ impl Check {
         {
             return;
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut begun = match word {
             NOTHING_KEPT => Begun::new(Site::default()),
             // SAFETY: the word of a call that has begun and not ended.
@@ -387,7 +387,7 @@ impl Check {
 
     /// The process ends.
     fn end(&self) {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
         let status = STATUS.load(Ordering::Relaxed);
         let failed = ![0, RUNNING].contains(&status);

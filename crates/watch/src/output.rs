@@ -5,11 +5,11 @@
 
 use crate::requests::Requests;
 use crate::setting::{Format, Target};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_core::log;
 use adverb_core::setting;
-use adverb_core::signals::{Blocked, without_sigpipe};
+use adverb_core::signals::{SignalMask, without_sigpipe};
 use std::cell::UnsafeCell;
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
@@ -38,7 +38,7 @@ pub(crate) struct Output {
     condition: UnsafeCell<libc::pthread_cond_t>,
     state: UnsafeCell<State>,
     /// Signals of a thread that forks, which has the mutex.
-    forking: UnsafeCell<Option<Blocked>>,
+    forking: UnsafeCell<Option<SignalMask>>,
 }
 
 // SAFETY: the state and the signals belong to the thread that holds the mutex.
@@ -117,7 +117,7 @@ impl Output {
 
     /// Does something with the state. The thread is not cancelled meanwhile, and runs no handler of a signal: one that calls verbs would come here.
     pub(crate) fn with<T>(&'static self, work: impl FnOnce(&mut State) -> T) -> T {
-        let (_whole, _signals) = (Deferred::new(), Blocked::new());
+        let (_whole, _signals) = (CancellationGuard::new(), SignalMask::new());
         self.lock();
         self.locked(work)
     }
@@ -160,7 +160,7 @@ impl Output {
 
     /// Writes what waits; from now on every line at once.
     pub(crate) fn end(&'static self) {
-        let (_whole, _signals) = (Deferred::new(), Blocked::new());
+        let (_whole, _signals) = (CancellationGuard::new(), SignalMask::new());
         if !self.lock_soon() {
             return;
         }
@@ -184,7 +184,7 @@ impl Output {
 
     /// Writes what waits, and no more: the thread may be in the middle of an allocation.
     pub(crate) fn break_off(&'static self) {
-        let (_whole, _signals) = (Deferred::new(), Blocked::new());
+        let (_whole, _signals) = (CancellationGuard::new(), SignalMask::new());
         if self.lock_soon() {
             self.locked(|state| state.flush(&self.target));
         }
@@ -233,7 +233,7 @@ fn survivor() -> Option<&'static Output> {
 
 extern "C" fn before_fork() {
     if let Some(output) = survivor() {
-        let signals = Blocked::new();
+        let signals = SignalMask::new();
         output.lock();
         // SAFETY: the mutex is held.
         unsafe { *output.forking.get() = Some(signals) };

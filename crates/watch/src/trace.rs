@@ -10,7 +10,7 @@ use crate::output::{Output, forks};
 use crate::requests::{Links, Queue};
 use crate::setting::{Format, Target};
 use crate::writer::{Style, Writer};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_libibverbs::abi::{ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
@@ -133,7 +133,7 @@ impl Trace {
     /// # Errors
     /// If the file cannot be written.
     pub(crate) fn begin(target: Target, chosen: Vec<bool>) -> io::Result<Self> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         format::base();
         let output: &'static Output = Box::leak(Box::new(Output::open(target)?));
         if TRACE.set(output).is_ok() {
@@ -160,7 +160,7 @@ impl Trace {
         if !self.chosen[index] {
             return 0;
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return 0 };
         let spare = THREAD.try_with(|thread| thread.spare.take()).ok().flatten();
         let mut record = spare.unwrap_or_else(|| {
@@ -279,7 +279,7 @@ impl Trace {
         if word == 0 {
             return;
         }
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
         // SAFETY: made by `begins`, and given back once.
         let mut record = unsafe { Box::from_raw(word as *mut Record) };
@@ -439,7 +439,7 @@ impl Trace {
 
     /// A transport has shown something.
     pub(crate) fn seen(&self, seen: &format::Seen) {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
         let (time, format) = (clock::device(), self.output.format());
         let links = match format {

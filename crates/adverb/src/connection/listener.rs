@@ -5,7 +5,7 @@ use crate::completion_queue::{left_until, milliseconds};
 use crate::{ConnectError, Context, Error, QueuePair, Result};
 use adverb_core::cm::{self, AddressOptions, IncomingConnection, ListenSink, PrivateDataLimits};
 use adverb_core::event::EventQueue;
-use adverb_core::failure::Concerned;
+use adverb_core::failure::FailureListener;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -27,7 +27,7 @@ impl ListenSink for Waiting {
     }
 }
 
-impl Concerned for Waiting {
+impl FailureListener for Waiting {
     fn engine_failed(&self) {
         self.0.push(Err(Error::new(libc::EIO, FAILURE)));
     }

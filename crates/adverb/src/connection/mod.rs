@@ -14,7 +14,7 @@ use crate::{Context, Error, QueuePair, Result};
 use adverb_core::cm::{
     ConnectRequest, ConnectionEvent, ConnectionSink, OutgoingConnection, PrivateDataLimits,
 };
-use adverb_core::failure::Concerned;
+use adverb_core::failure::FailureListener;
 use adverb_core::memory::moved::safe_point;
 use adverb_core::request::Status;
 use std::fmt;
@@ -78,7 +78,7 @@ impl ConnectionSink for Progress {
     }
 }
 
-impl Concerned for Progress {
+impl FailureListener for Progress {
     fn engine_failed(&self) {
         let mut state = self.lock();
         state.answer.get_or_insert(Err(ConnectError::Failed(Error::new(libc::EIO, FAILURE))));

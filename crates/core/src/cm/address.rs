@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-type Held = Vec<(Arc<Device>, Box<dyn Reservation>)>;
+type Reservations = Vec<(Arc<Device>, Box<dyn Reservation>)>;
 
 /// The first device that has an address, as in the kernel.
 // PRACTICE-DEVICES-2
@@ -83,11 +83,16 @@ impl Identifier {
     }
 
     /// Holds the same address and port on each of the devices; also returns the port.
-    fn reserve(&self, inner: &Inner, devices: &[Arc<Device>], address: SocketAddr) -> Result<(Held, u16)> {
+    fn reserve(
+        &self,
+        inner: &Inner,
+        devices: &[Arc<Device>],
+        address: SocketAddr,
+    ) -> Result<(Reservations, u16)> {
         // A port that the first device chooses may be taken on the next: then another one is chosen.
         let mut attempts = if address.port() == 0 && devices.len() > 1 { 32 } else { 1 };
         'again: loop {
-            let (mut held, mut port) = (Held::new(), address.port());
+            let (mut held, mut port) = (Reservations::new(), address.port());
             let mut like: Vec<&str> = Vec::new();
             for device in devices.iter().filter(|device| self.can_use(device)) {
                 // Devices of one transport have their ports in common.

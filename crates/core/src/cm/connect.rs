@@ -128,8 +128,8 @@ impl Identifier {
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
         let made = match &queue_pair {
-            Chosen::Managed(queue_pair) => backend.connect(queue_pair, request, sink),
-            Chosen::Number(_) => backend.connect_unmanaged(self.service, request, sink),
+            ConnectTarget::Managed(queue_pair) => backend.connect(queue_pair, request, sink),
+            ConnectTarget::Number(_) => backend.connect_unmanaged(self.service, request, sink),
         };
         if made.is_err() {
             let mut inner = self.lock();
@@ -158,17 +158,17 @@ impl Identifier {
         inner: &Inner,
         device: &Device,
         parameters: Option<&Parameters<'_>>,
-    ) -> Result<Chosen> {
+    ) -> Result<ConnectTarget> {
         let given = parameters.and_then(|parameters| parameters.queue_pair);
         let managed = given.or(inner.queue_pair.as_ref());
         let number = parameters.map_or(0, |parameters| parameters.connection.qp_number);
         if self.service == Service::Ud {
-            return Ok(Chosen::Number(managed.map_or(number, |queue_pair| queue_pair.number())));
+            return Ok(ConnectTarget::Number(managed.map_or(number, |queue_pair| queue_pair.number())));
         }
         match managed {
-            Some(queue_pair) => Ok(Chosen::Managed(queue_pair.clone())),
+            Some(queue_pair) => Ok(ConnectTarget::Managed(queue_pair.clone())),
             None if number != 0 && device.transport().attributes().transport == TransportType::Ib => {
-                Ok(Chosen::Number(number))
+                Ok(ConnectTarget::Number(number))
             }
             None => Err(Error::invalid(
                 "there is no queue pair: create one on the identifier, or name one in the parameters",
@@ -202,11 +202,11 @@ impl Identifier {
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
         let made = match &queue_pair {
-            Chosen::Managed(queue_pair) => incoming.accept(queue_pair, connection, private_data, sink),
-            Chosen::Number(_) => incoming.accept_unmanaged(connection, private_data, sink),
+            ConnectTarget::Managed(queue_pair) => incoming.accept(queue_pair, connection, private_data, sink),
+            ConnectTarget::Number(_) => incoming.accept_unmanaged(connection, private_data, sink),
         };
         self.keep_connection(made).map_err(|error| {
-            if let Chosen::Managed(queue_pair) = &queue_pair {
+            if let ConnectTarget::Managed(queue_pair) = &queue_pair {
                 queue_pair_to_error(queue_pair);
             }
             error.context("accepting a connection")
@@ -397,14 +397,14 @@ fn waiting_request(inner: &Inner) -> Result<Arc<Device>> {
 }
 
 /// What is connected.
-enum Chosen {
+enum ConnectTarget {
     /// A queue pair that the transport takes to RTS.
     Managed(Arc<QueuePair>),
     /// The number of one that the program takes there, or that serves datagrams.
     Number(u32),
 }
 
-impl Chosen {
+impl ConnectTarget {
     /// Writes what the peer learns of it.
     fn name_in(&self, parameters: &mut ConnectionParameters) {
         parameters.qp_number = match self {

@@ -2,12 +2,12 @@
 
 use super::event::{Details, Event, EventChannel, EventKind, Pending};
 use super::multicast::Membership;
-use crate::cancel::Deferred;
+use crate::cancel::CancellationGuard;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::failure::Concerned;
-use crate::fork::Born;
+use crate::failure::FailureListener;
+use crate::fork::ForkGeneration;
 use crate::inspect::{Kind, Line};
 use crate::qp::{QueuePair, Service};
 use crate::transport::connections::{
@@ -69,7 +69,7 @@ pub struct Identifier {
     pub(super) this: Weak<Identifier>,
     pub(super) port_space: PortSpace,
     pub(super) service: Service,
-    pub(super) born: Born,
+    pub(super) born: ForkGeneration,
     cookie: AtomicU64,
     inner: Mutex<Inner>,
     acknowledged: Condvar,
@@ -112,7 +112,7 @@ pub(super) struct Inner {
     completed: u64,
 }
 
-impl Concerned for Identifier {
+impl FailureListener for Identifier {
     /// Nothing will come of what was begun with the device.
     fn engine_failed(&self) {
         let mut inner = self.lock();
@@ -200,7 +200,7 @@ impl Identifier {
             this: this.clone(),
             port_space,
             service,
-            born: Born::now(),
+            born: ForkGeneration::now(),
             cookie: AtomicU64::new(0),
             acknowledged: Condvar::new(),
             inner: Mutex::new(Inner {
@@ -501,6 +501,6 @@ impl Drop for Identifier {
 
 pub(super) fn queue_pair_to_error(queue_pair: &QueuePair) {
     // In a call that waits for events, too.
-    let _whole = Deferred::new();
+    let _whole = CancellationGuard::new();
     queue_pair.to_error();
 }

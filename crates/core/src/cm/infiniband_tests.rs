@@ -50,7 +50,7 @@ fn agreement(service: Service) -> Agreement {
 
 /// What was asked of the transport.
 #[derive(Default)]
-struct Asked {
+struct TransportCalls {
     calls: Vec<String>,
     sink: Option<Arc<dyn ConnectionSink>>,
     listener: Option<Arc<dyn ListenSink>>,
@@ -58,10 +58,10 @@ struct Asked {
 }
 
 #[derive(Clone, Default)]
-struct Journal(Arc<Mutex<Asked>>);
+struct Journal(Arc<Mutex<TransportCalls>>);
 
 impl Journal {
-    fn lock(&self) -> MutexGuard<'_, Asked> {
+    fn lock(&self) -> MutexGuard<'_, TransportCalls> {
         self.0.lock().unwrap()
     }
 
@@ -209,7 +209,7 @@ impl ConnectionBackend for Fake {
         assert_eq!(request.parameters.qp_number, queue_pair.number());
         self.journal.write("connect".into());
         self.journal.lock().sink = Some(sink);
-        Ok(Box::new(Made(self.journal.clone(), Service::Rc)))
+        Ok(Box::new(FakeConnection(self.journal.clone(), Service::Rc)))
     }
 
     fn connect_unmanaged(
@@ -220,7 +220,7 @@ impl ConnectionBackend for Fake {
     ) -> Result<Box<dyn OutgoingConnection>> {
         self.journal.write(format!("connect {service:?} {}", request.parameters.qp_number));
         self.journal.lock().sink = Some(sink);
-        Ok(Box::new(Made(self.journal.clone(), service)))
+        Ok(Box::new(FakeConnection(self.journal.clone(), service)))
     }
 
     fn path_mtu(&self, local: IpAddr) -> Option<u32> {
@@ -229,9 +229,9 @@ impl ConnectionBackend for Fake {
     }
 }
 
-struct Made(Journal, Service);
+struct FakeConnection(Journal, Service);
 
-impl OutgoingConnection for Made {
+impl OutgoingConnection for FakeConnection {
     fn local(&self) -> Option<SocketAddr> {
         Some(address(OWN))
     }
@@ -302,7 +302,7 @@ impl IncomingConnection for Asking {
         let text = String::from_utf8_lossy(private_data).into_owned();
         self.0.write(format!("accept {} {:#x} {text}", parameters.qp_number, parameters.qkey));
         self.0.lock().sink = Some(sink);
-        Ok(Box::new(Made(self.0.clone(), self.1)))
+        Ok(Box::new(FakeConnection(self.0.clone(), self.1)))
     }
 
     fn reject(self: Box<Self>, private_data: &[u8]) -> Result<()> {

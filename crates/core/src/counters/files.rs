@@ -3,7 +3,7 @@
 //! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those that have ended, too. It knows
 //! nothing of this crate, so the command writes down for it which words of a page each file is the sum of ([`recipes`]).
 
-use super::page::{self, DEVICES, NAME, Page, Set};
+use super::page::{self, CounterSet, DEVICES, NAME, Page};
 use super::{Counter, Counters};
 use crate::attributes::TransportType;
 use std::mem::offset_of;
@@ -129,8 +129,8 @@ pub fn recipes() -> String {
         NAME,
         DEVICES,
         offset_of!(Page, sets),
-        size_of::<Set>(),
-        offset_of!(Set, before),
+        size_of::<CounterSet>(),
+        offset_of!(CounterSet, before),
     ];
     // Each is two words, to be added.
     const { assert!(size_of::<Counter>() == 16) };

@@ -1,7 +1,7 @@
 //! Lines of text in a process's page of counters, for `adverb devices -v`: what it says of its memory.
 
 use super::Page;
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// So many lines there are.
@@ -26,7 +26,7 @@ pub(crate) struct Line {
     lines: &'static Lines,
     /// None: there was no room.
     place: Option<usize>,
-    born: Born,
+    born: ForkGeneration,
 }
 
 impl Page {
@@ -40,7 +40,7 @@ impl Page {
             Some(place) => write(&lines.text[place], text),
             None => drop(lines.more.fetch_add(1, Ordering::Relaxed)),
         }
-        Line { lines, place, born: Born::now() }
+        Line { lines, place, born: ForkGeneration::now() }
     }
 
     /// What the process before has said counts no more.

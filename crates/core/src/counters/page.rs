@@ -34,12 +34,12 @@ pub(crate) struct Page {
     pub(super) names: [[AtomicU8; NAME]; DEVICES],
     /// What the process says of its memory.
     pub(super) lines: Lines,
-    pub(super) sets: [Set; DEVICES],
+    pub(super) sets: [CounterSet; DEVICES],
 }
 
 /// The counters of a device.
 #[repr(C)]
-pub(super) struct Set {
+pub(super) struct CounterSet {
     /// Of this process.
     pub(super) own: Counters,
     /// Of those that had the memory before.
@@ -169,7 +169,7 @@ fn claim(fd: i32, names: &[&str]) -> Result<&'static Page, bool> {
             return Err(true);
         }
         // Memory that is there, since a store to what the file system has no room for ends the process.
-        let used = std::mem::offset_of!(Page, sets) + size_of::<Set>() * names.len().min(DEVICES);
+        let used = std::mem::offset_of!(Page, sets) + size_of::<CounterSet>() * names.len().min(DEVICES);
         let is_there = set_length(fd, size_of::<Page>()).is_ok()
             && libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, used as libc::off_t) == 0;
         if !is_there {
@@ -214,17 +214,17 @@ fn map(flags: i32, fd: i32) -> Option<&'static Page> {
 }
 
 /// What is in the bytes of a [`Page`].
-pub(super) struct Parsed {
+pub(super) struct PageContents {
     /// Where the process is asked for its objects, if it is.
     pub(super) place: Option<u64>,
     /// The devices and their counters.
-    pub(super) devices: Vec<Counted>,
+    pub(super) devices: Vec<DeviceCounters>,
     /// What the process says of its memory, and how much more there was to say.
     pub(super) lines: (Vec<String>, u64),
 }
 
 /// A device, and what was counted there.
-pub(super) struct Counted {
+pub(super) struct DeviceCounters {
     pub(super) name: String,
     /// By the process that has the page.
     pub(super) own: Counters,
@@ -233,7 +233,7 @@ pub(super) struct Counted {
 }
 
 /// The page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None if there is no file, or nothing in it.
-pub(super) fn read(path: &str) -> std::io::Result<Option<Parsed>> {
+pub(super) fn read(path: &str) -> std::io::Result<Option<PageContents>> {
     /// How often it is read.
     const ATTEMPTS: u32 = 100;
     const CHANGING: usize = std::mem::offset_of!(Page, changing);
@@ -265,7 +265,7 @@ pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec
 }
 
 /// None if they are of another version.
-pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
+pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
     const NAMES: usize = std::mem::offset_of!(Page, names);
     const LINES: usize = std::mem::offset_of!(Page, lines);
     const SETS: usize = std::mem::offset_of!(Page, sets);
@@ -279,12 +279,16 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
         let (own, before) = (Counters::copied(&mut words)?, Counters::copied(&mut words)?);
         let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
         if !name.is_empty() {
-            devices.push(Counted { name, own, before });
+            devices.push(DeviceCounters { name, own, before });
         }
     }
     const PLACE: usize = std::mem::offset_of!(Page, place);
     let place = u64::from_ne_bytes(bytes[PLACE..PLACE + 8].try_into().expect("8 bytes"));
-    Some(Parsed { place: (place != 0).then_some(place), devices, lines: lines::parse(&bytes[LINES..SETS]) })
+    Some(PageContents {
+        place: (place != 0).then_some(place),
+        devices,
+        lines: lines::parse(&bytes[LINES..SETS]),
+    })
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ impl Exporter {
 
 /// Lets an importer in.
 fn let_in(engine: &'static Engine, open: &Arc<AtomicUsize>, connection: Connection) {
-    let counted = Counted::new(open);
+    let counted = ImporterPlace::new(open);
     if !connection.may_share() || counted.is_none() {
         log!(
             Warn,
@@ -83,16 +83,16 @@ fn let_in(engine: &'static Engine, open: &Arc<AtomicUsize>, connection: Connecti
 }
 
 /// One of [`MOST`].
-struct Counted(Arc<AtomicUsize>);
+struct ImporterPlace(Arc<AtomicUsize>);
 
-impl Counted {
+impl ImporterPlace {
     fn new(open: &Arc<AtomicUsize>) -> Option<Self> {
         let more = |count| (count < MOST).then_some(count + 1);
         open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(open.clone()))
     }
 }
 
-impl Drop for Counted {
+impl Drop for ImporterPlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -107,7 +107,7 @@ pub(crate) struct Answering {
     asked: AtomicBool,
     /// Somebody answers about a region, or nobody came in time.
     is_answered: AtomicBool,
-    _counted: Option<Counted>,
+    _counted: Option<ImporterPlace>,
 }
 
 impl Source for Answering {

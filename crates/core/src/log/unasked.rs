@@ -10,14 +10,14 @@ const MOST: u32 = 20;
 const LONGEST: usize = 4096;
 
 /// A descriptor that lines go to, as long as it leads to the same file.
-pub(super) struct Unasked {
+pub(super) struct WarningOutput {
     fd: libc::c_int,
     /// Device and number of the file. None: there is none, or one of the program's data.
     file: Option<(u64, u64)>,
     lines: AtomicU32,
 }
 
-impl Unasked {
+impl WarningOutput {
     /// For the file that the descriptor leads to now. `run`: the standard error of `adverb run`, as [`name`] has it.
     pub(super) fn new(fd: libc::c_int, run: Option<&str>) -> Self {
         let is_of_run = run.is_some_and(|run| name(fd).as_deref() == Some(run));
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_few_lines_and_none_into_a_full_pipe() {
         let (mut reader, mut writer) = pipe().unwrap();
-        let unasked = Unasked::new(writer.as_raw_fd(), None);
+        let unasked = WarningOutput::new(writer.as_raw_fd(), None);
         // SAFETY: plain numbers.
         let room = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_GETPIPE_SZ) };
         let mut all = vec![b'x'; room as usize];
@@ -134,20 +134,23 @@ mod tests {
     fn a_file_of_the_program_gets_no_line() {
         let name = std::env::temp_dir().join(format!("adverb-unasked-{}", std::process::id()));
         let (_reader, writer) = pipe().unwrap();
-        let unasked = Unasked::new(writer.as_raw_fd(), None);
+        let unasked = WarningOutput::new(writer.as_raw_fd(), None);
         unasked.write("said\n").unwrap();
         let data = File::options().read(true).write(true).create(true).truncate(true).open(&name).unwrap();
         // SAFETY: open descriptors; the file's takes the place of the pipe's.
         assert!(unsafe { libc::dup2(data.as_raw_fd(), writer.as_raw_fd()) } >= 0);
         assert_eq!(unasked.write("x\n").unwrap_err().kind(), io::ErrorKind::NotFound);
         let (fd, of_run) = (data.as_raw_fd(), super::name(data.as_raw_fd()));
-        assert!(Unasked::new(fd, Some("1-1")).write("x\n").is_err(), "the first call finds a file of data");
+        assert!(
+            WarningOutput::new(fd, Some("1-1")).write("x\n").is_err(),
+            "the first call finds a file of data"
+        );
         assert_eq!(std::fs::read(&name).unwrap(), b"");
         let errors = File::options().append(true).open(&name).unwrap();
-        Unasked::new(errors.as_raw_fd(), None).write("x\n").unwrap();
+        WarningOutput::new(errors.as_raw_fd(), None).write("x\n").unwrap();
         assert_eq!(std::fs::read(&name).unwrap(), b"x\n");
         // A test that reads later what a run has said.
-        Unasked::new(fd, of_run.as_deref()).write("y\n").unwrap();
+        WarningOutput::new(fd, of_run.as_deref()).write("y\n").unwrap();
         assert_eq!(std::fs::read(&name).unwrap(), b"y\n");
         std::fs::remove_file(name).unwrap();
     }

@@ -157,7 +157,7 @@ impl Common {
             }
         }
         let origin = one_piece(&found, address, end, BOTH)?;
-        let wanted = Wanted { number, first: found[0], offset: origin.offset(address), length, to_write };
+        let wanted = MapRequest { number, first: found[0], offset: origin.offset(address), length, to_write };
         let view = apart(move || wanted.map())?;
         let common = Self { view, address, length, origin };
         // What has been found by its name, or by a descriptor, is what is there still.
@@ -184,7 +184,7 @@ impl Common {
 }
 
 /// What is to be mapped.
-struct Wanted {
+struct MapRequest {
     number: libc::pid_t,
     /// The mapping that its first byte is in.
     first: Vma,
@@ -194,7 +194,7 @@ struct Wanted {
     to_write: bool,
 }
 
-impl Wanted {
+impl MapRequest {
     fn map(&self) -> Result<View, Refusal> {
         if let Some(file) = self.mapped_file() {
             return self.map_file(&file);
@@ -417,11 +417,11 @@ mod tests {
         byte[0]
     }
 
-    fn wanted(address: usize) -> Wanted {
+    fn wanted(address: usize) -> MapRequest {
         let first = Maps::open().unwrap().within(address, address + 1).unwrap()[0];
         let number = std::process::id() as libc::pid_t;
         let offset = first.offset + (address - first.start) as u64;
-        Wanted { number, first, offset, length: LENGTH / 2, to_write: true }
+        MapRequest { number, first, offset, length: LENGTH / 2, to_write: true }
     }
 
     /// What a peer writes, the program sees, and the other way round.

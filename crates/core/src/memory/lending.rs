@@ -11,7 +11,7 @@ use std::sync::Weak;
 /// A use of a key, to be given back by [`Keys::give_back`]; until then nobody takes the key away.
 #[derive(Debug)]
 #[must_use = "the key stays in use until it is given back"]
-pub struct Lent {
+pub struct KeyUse {
     key: u32,
     /// That of the region under a window.
     under: Option<u32>,
@@ -21,7 +21,7 @@ pub struct Lent {
 pub trait Lender: Send + Sync {
     /// Takes back, and gives back to the table, all that `is_wanted` is true of. What it does not find is on its way to it, or from it: it is
     /// asked again. The caller may hold any lock, so this takes none but one of its own, under which it waits for nobody.
-    fn recall(&self, is_wanted: &dyn Fn(&Lent) -> bool);
+    fn recall(&self, is_wanted: &dyn Fn(&KeyUse) -> bool);
 }
 
 /// All lenders of an engine.
@@ -30,14 +30,14 @@ pub(super) type Lenders = Mutex<Vec<Weak<dyn Lender>>>;
 impl Span<'_> {
     /// Stays a user of the bytes beyond its own life.
     #[inline]
-    pub fn lend(self) -> Lent {
+    pub fn lend(self) -> KeyUse {
         assert!(self.announced.is_none(), "who lends is counted");
         let kept = ManuallyDrop::new(self);
-        Lent { key: kept.slot.key(), under: kept.under.map(Slot::key) }
+        KeyUse { key: kept.slot.key(), under: kept.under.map(Slot::key) }
     }
 }
 
-impl Lent {
+impl KeyUse {
     /// The key of the region that it is of, if it was not lent through a window.
     pub fn region(&self) -> Option<u32> {
         self.under.is_none().then_some(self.key)
@@ -47,7 +47,7 @@ impl Lent {
 impl Keys {
     /// What was lent is not used any more.
     #[inline]
-    pub fn give_back(&self, lent: Lent) {
+    pub fn give_back(&self, lent: KeyUse) {
         for key in [Some(lent.key), lent.under].into_iter().flatten() {
             if let Some(slot) = self.slot(key) {
                 slot.leave();
@@ -79,10 +79,10 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    struct Shelf(Arc<Keys>, Mutex<Vec<Lent>>);
+    struct Shelf(Arc<Keys>, Mutex<Vec<KeyUse>>);
 
     impl Lender for Shelf {
-        fn recall(&self, is_wanted: &dyn Fn(&Lent) -> bool) {
+        fn recall(&self, is_wanted: &dyn Fn(&KeyUse) -> bool) {
             for lent in self.1.lock().unwrap().extract_if(.., |lent| is_wanted(lent)) {
                 self.0.give_back(lent);
             }

@@ -16,7 +16,7 @@ pub struct Mappings(Option<File>);
 
 /// What is found of a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum Permission {
     /// Every page permits it.
     Permitted,
     /// A page is there that does not.
@@ -49,12 +49,12 @@ impl Mappings {
         let written = writes(access);
         let end = address.saturating_add(length as usize);
         let what = match self.look(address, end, written) {
-            Found::Permitted => return Ok(()),
+            Permission::Permitted => return Ok(()),
             // PROCMAP_QUERY takes the tag of an address for a part of its number; mincore(2) does not.
-            Found::Untold(from) if is_mapped(from, end) => return Ok(()),
-            Found::Untold(_) => "are not all mapped",
-            Found::Forbidden if written => "are to be written, and not all mapped for that",
-            Found::Forbidden => "are not all mapped to be read",
+            Permission::Untold(from) if is_mapped(from, end) => return Ok(()),
+            Permission::Untold(_) => "are not all mapped",
+            Permission::Forbidden if written => "are to be written, and not all mapped for that",
+            Permission::Forbidden => "are not all mapped to be read",
         };
         Err(Error::new(libc::EFAULT, format!("the {length} bytes at {address:#x} {what}")))
     }
@@ -65,18 +65,18 @@ impl Mappings {
     }
 
     /// Whether all pages of [`start`, `end`) may be read, or, if `written`, written.
-    pub(crate) fn look(&self, start: usize, end: usize, written: bool) -> Found {
-        let Some(file) = &self.0 else { return Found::Untold(start) };
+    pub(crate) fn look(&self, start: usize, end: usize, written: bool) -> Permission {
+        let Some(file) = &self.0 else { return Permission::Untold(start) };
         let wanted = if written { libc::PROT_WRITE } else { libc::PROT_READ };
         let mut at = start;
         while at < end {
             match mapping_at(file, at) {
-                Ok(Some((_, protection))) if protection & wanted == 0 => return Found::Forbidden,
+                Ok(Some((_, protection))) if protection & wanted == 0 => return Permission::Forbidden,
                 Ok(Some((end, _))) => at = end,
-                Ok(None) | Err(_) => return Found::Untold(at),
+                Ok(None) | Err(_) => return Permission::Untold(at),
             }
         }
-        Found::Permitted
+        Permission::Permitted
     }
 }
 
@@ -139,13 +139,16 @@ pub(crate) mod tests {
         let area = area(0);
         let mappings = Mappings::open();
         if mappings.0.is_none() {
-            return assert_eq!(mappings.look(area, area + 1, true), Found::Untold(area));
+            return assert_eq!(mappings.look(area, area + 1, true), Permission::Untold(area));
         }
         let look = |from: usize, to: usize, written| mappings.look(area + from, area + to, written);
-        assert_eq!(look(0, PAGE, true), Found::Permitted);
-        assert_eq!((look(1, PAGE + 1, true), look(1, 2 * PAGE, false)), (Found::Forbidden, Found::Permitted));
-        assert_eq!(look(PAGE, 2 * PAGE + 1, false), Found::Forbidden);
-        assert_eq!(look(3 * PAGE, 4 * PAGE, true), Found::Permitted);
-        assert_eq!(look(3 * PAGE, 4 * PAGE + 1, true), Found::Untold(area + 4 * PAGE));
+        assert_eq!(look(0, PAGE, true), Permission::Permitted);
+        assert_eq!(
+            (look(1, PAGE + 1, true), look(1, 2 * PAGE, false)),
+            (Permission::Forbidden, Permission::Permitted)
+        );
+        assert_eq!(look(PAGE, 2 * PAGE + 1, false), Permission::Forbidden);
+        assert_eq!(look(3 * PAGE, 4 * PAGE, true), Permission::Permitted);
+        assert_eq!(look(3 * PAGE, 4 * PAGE + 1, true), Permission::Untold(area + 4 * PAGE));
     }
 }

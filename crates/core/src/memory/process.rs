@@ -12,7 +12,7 @@ use super::moved::page_size;
 pub use super::ways::SHORT;
 use super::ways::{self, Call};
 use crate::descriptor;
-use crate::fork::{self, Born};
+use crate::fork::{self, ForkGeneration};
 use crate::log;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -28,7 +28,7 @@ const WORD: usize = 8;
 
 /// The kernel has not copied, or not all of it: what of the other memory has been touched is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refused;
+pub struct CopyRefusal;
 
 /// What is known of another process, or of this one. Thread-safe. Whatever its owner says of itself, a copy touches memory of that process alone.
 #[derive(Debug)]
@@ -39,21 +39,21 @@ pub struct Process {
     /// The system does not permit it: nobody asks again.
     is_closed: AtomicBool,
     /// The list of its mappings, once somebody has asked for it.
-    maps: OnceLock<Option<Kept>>,
+    maps: OnceLock<Option<ForkClosedFile>>,
 }
 
 /// A file of ours, which a child of fork closes.
 #[derive(Debug)]
-struct Kept(File);
+struct ForkClosedFile(File);
 
-impl Kept {
+impl ForkClosedFile {
     fn new(file: File) -> Self {
         fork::own_descriptor(file.as_raw_fd());
         Self(file)
     }
 }
 
-impl Drop for Kept {
+impl Drop for ForkClosedFile {
     fn drop(&mut self) {
         fork::disown_descriptor(self.0.as_raw_fd());
     }
@@ -117,11 +117,11 @@ impl Process {
         let open = || {
             let gate = self.gate?;
             let maps = File::open(format!("/proc/{}/maps", self.number)).ok()?;
-            let maps = Kept::new(descriptor::out_of_the_way(maps.into()).into());
+            let maps = ForkClosedFile::new(descriptor::out_of_the_way(maps.into()).into());
             // Whose list it is, is certain if the number is the process's afterwards, and its program the one that was met.
             self.passes(gate).then_some(maps)
         };
-        self.maps.get_or_init(open).as_ref().map(|Kept(maps)| maps)
+        self.maps.get_or_init(open).as_ref().map(|ForkClosedFile(maps)| maps)
     }
 
     /// Whether copies can be had. `by_file`: the memory file may be used, too, which knows no protection of pages.
@@ -141,7 +141,7 @@ impl Process {
     ///
     /// # Errors
     /// The memory is not there, or may not be written, or the process is not there any more, or the system does not permit it.
-    pub fn write(&self, address: u64, bytes: &[u8], by_file: bool) -> Result<(), Refused> {
+    pub fn write(&self, address: u64, bytes: &[u8], by_file: bool) -> Result<(), CopyRefusal> {
         self.copy(To::Them, address, bytes.as_ptr() as usize, bytes.len(), by_file)
     }
 
@@ -149,7 +149,7 @@ impl Process {
     ///
     /// # Errors
     /// As of [`Process::write`].
-    pub fn read(&self, address: u64, bytes: &mut [u8], by_file: bool) -> Result<(), Refused> {
+    pub fn read(&self, address: u64, bytes: &mut [u8], by_file: bool) -> Result<(), CopyRefusal> {
         self.copy(To::Us, address, bytes.as_mut_ptr() as usize, bytes.len(), by_file)
     }
 
@@ -157,7 +157,7 @@ impl Process {
     ///
     /// # Errors
     /// As of [`Process::write`], and if the program's memory is not there.
-    pub fn write_from(&self, address: u64, span: &Span<'_>, by_file: bool) -> Result<(), Refused> {
+    pub fn write_from(&self, address: u64, span: &Span<'_>, by_file: bool) -> Result<(), CopyRefusal> {
         self.copy(To::Them, address, span.address(), span.len(), by_file)
     }
 
@@ -165,16 +165,23 @@ impl Process {
     ///
     /// # Errors
     /// As of [`Process::write_from`].
-    pub fn read_into(&self, address: u64, span: &Span<'_>, by_file: bool) -> Result<(), Refused> {
+    pub fn read_into(&self, address: u64, span: &Span<'_>, by_file: bool) -> Result<(), CopyRefusal> {
         self.copy(To::Us, address, span.address(), span.len(), by_file)
     }
 
     /// `here` are bytes of the engine, or of a span that is open: in both directions the kernel finds out whether they are there.
-    fn copy(&self, to: To, address: u64, here: usize, length: usize, by_file: bool) -> Result<(), Refused> {
-        let call = self.call(length, by_file).ok_or(Refused)?;
+    fn copy(
+        &self,
+        to: To,
+        address: u64,
+        here: usize,
+        length: usize,
+        by_file: bool,
+    ) -> Result<(), CopyRefusal> {
+        let call = self.call(length, by_file).ok_or(CopyRefusal)?;
         // No process has memory behind that.
         if address.checked_add(length as u64).is_none_or(|end| end > i64::MAX as u64) {
-            return Err(Refused);
+            return Err(CopyRefusal);
         }
         let copied = match (call, self.gate) {
             (Call::Number, Some(gate)) => self.by_number(to, gate, address, here, length),
@@ -187,7 +194,7 @@ impl Process {
             {
                 log!(Info, "the kernel does not copy to and from memory of process {} any more", self.number);
             }
-            Refused
+            CopyRefusal
         })
     }
 
@@ -246,7 +253,7 @@ fn judge(done: libc::c_long, length: usize) -> Result<(), i32> {
 /// Where this process has its gate, 0 if none could be had: a page at an address drawn by lot, where another program has nothing, as good as certainly. Nor has a child
 /// of fork, or another child of the same parent, that gets the number of this process one day: no child inherits the page, and each draws its own.
 pub fn gate() -> u64 {
-    static GATE: AtomicPtr<(Born, u64)> = AtomicPtr::new(std::ptr::null_mut());
+    static GATE: AtomicPtr<(ForkGeneration, u64)> = AtomicPtr::new(std::ptr::null_mut());
     let known = GATE.load(Ordering::Acquire);
     // SAFETY: null, or leaked below and never freed.
     if let Some((born, gate)) = unsafe { known.as_ref() }
@@ -255,7 +262,7 @@ pub fn gate() -> u64 {
         return *gate;
     }
     let gate = draw_gate();
-    let made = Box::into_raw(Box::new((Born::now(), gate)));
+    let made = Box::into_raw(Box::new((ForkGeneration::now(), gate)));
     match GATE.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => gate,
         Err(other) => {
@@ -393,8 +400,12 @@ mod tests {
             for length in [8, 16, SHORT + 1] {
                 let mut bytes = vec![0; length];
                 for address in [0, hole as u64 + 4096 - 4, i64::MAX as u64 - 4, u64::MAX - 4, u64::MAX] {
-                    assert_eq!(process.write(address, &bytes, by_file), Err(Refused), "{length} {address:x}");
-                    assert_eq!(process.read(address, &mut bytes, by_file), Err(Refused));
+                    assert_eq!(
+                        process.write(address, &bytes, by_file),
+                        Err(CopyRefusal),
+                        "{length} {address:x}"
+                    );
+                    assert_eq!(process.read(address, &mut bytes, by_file), Err(CopyRefusal));
                 }
             }
             process.write(hole as u64, &[1; 8], by_file).unwrap();
@@ -406,7 +417,7 @@ mod tests {
         let target = pages(2, libc::PROT_READ);
         let process = own(gate());
         for length in [8, SHORT, SHORT + 1] {
-            assert_eq!(process.write(target as u64, &vec![1; length], false), Err(Refused));
+            assert_eq!(process.write(target as u64, &vec![1; length], false), Err(CopyRefusal));
             process.read(target as u64, &mut vec![1; length], false).unwrap();
         }
         let mut back = [1; 64];
@@ -423,8 +434,8 @@ mod tests {
         process.write(target as u64, &[1; 4096], false).unwrap();
         // SAFETY: the page is ours and unused.
         unsafe { libc::munmap(gate as *mut _, 4096) };
-        assert_eq!(process.write(target as u64, &[2; 4096], false), Err(Refused));
-        assert_eq!(process.read(target as u64, &mut [0; 4096], false), Err(Refused));
+        assert_eq!(process.write(target as u64, &[2; 4096], false), Err(CopyRefusal));
+        assert_eq!(process.read(target as u64, &mut [0; 4096], false), Err(CopyRefusal));
         let mut back = [0; 4096];
         // SAFETY: a page of this test.
         unsafe { copy::copy_from(&mut back, target) }.unwrap();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Shows other processes what keys open. Thread-safe; called with no lock of the transport's held but by whoever takes in a packet.
 pub trait Publisher: Send + Sync {
     /// Key `key`, whose number is `number`, opens this.
-    fn publish(&self, number: u32, key: u32, opened: &Opened);
+    fn publish(&self, number: u32, key: u32, opened: &PublishedBytes);
     /// It opens nothing any more for whoever looks from now on.
     fn retract(&self, number: u32);
     /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
@@ -38,7 +38,7 @@ pub trait Publisher: Send + Sync {
 
 /// What a key opens for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct PublishedBytes {
     /// What peers call the first of the bytes.
     pub first: u64,
     /// Bytes.
@@ -52,14 +52,14 @@ pub struct Opened {
     /// Whether the memory file of the process may be used for them ([`process`]): the pages permit what the region does.
     pub by_file: bool,
     /// Those of them that others can map.
-    pub mapped: Option<Mapped>,
+    pub mapped: Option<MappableBytes>,
     /// The program shares them by itself: others may look whether they can map them as they are ([`super::common`]).
     pub is_common: bool,
 }
 
 /// Bytes that others can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MappableBytes {
     /// Bytes of the region before them: less than a page.
     pub skip: u32,
     /// Bytes.
@@ -163,7 +163,7 @@ impl Keys {
             let skip = (place.address as u64).checked_sub(entry.address as u64)?;
             let is_inside = skip.checked_add(place.length as u64).is_some_and(|end| end <= entry.length);
             let skip = u32::try_from(skip).ok().filter(|_| is_inside)?;
-            Some(Mapped { skip, length: place.length as u64, offset: place.offset })
+            Some(MappableBytes { skip, length: place.length as u64, offset: place.offset })
         });
         // What was to be mapped, and is none of its bytes, is somebody else's.
         let is_strange = matches!(mapped, Some(None));
@@ -173,7 +173,7 @@ impl Keys {
         }
         let number = self.number(key);
         let to_write = entry.access.contains(Access::REMOTE_WRITE);
-        let opened = Opened {
+        let opened = PublishedBytes {
             first: entry.iova,
             length: entry.length,
             address: entry.address as u64,
@@ -274,9 +274,9 @@ mod tests {
     struct Book(Mutex<Vec<String>>, std::sync::atomic::AtomicBool);
 
     impl Publisher for Book {
-        fn publish(&self, number: u32, _: u32, opened: &Opened) {
-            let Opened { first, length, address, mapped, .. } = opened;
-            let mapped = mapped.map(|Mapped { skip, length, offset }| (skip, length, offset));
+        fn publish(&self, number: u32, _: u32, opened: &PublishedBytes) {
+            let PublishedBytes { first, length, address, mapped, .. } = opened;
+            let mapped = mapped.map(|MappableBytes { skip, length, offset }| (skip, length, offset));
             self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {address:#x} {mapped:?}"));
         }
         fn retract(&self, number: u32) {

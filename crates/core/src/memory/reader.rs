@@ -13,11 +13,11 @@ use std::sync::{Arc, OnceLock};
 #[derive(Default)]
 pub struct Reader {
     announced: Option<Arc<AtomicUsize>>,
-    known: Option<Known>,
+    known: Option<CachedKey>,
 }
 
 /// What was found when a key was opened last.
-struct Known {
+struct CachedKey {
     key: u32,
     slot: &'static Slot,
     filling: u32,
@@ -176,7 +176,7 @@ impl Keys {
         if entry.window.is_none() {
             // Visible to whoever has seen that there are no users any more.
             slot.is_remembered.store(true, Ordering::Relaxed);
-            reader.known = Some(Known { key, slot, filling: slot.filling(), entry });
+            reader.known = Some(CachedKey { key, slot, filling: slot.filling(), entry });
         }
         slot.leave();
     }

@@ -9,7 +9,7 @@ pub enum Source<'a> {
     /// In a buffer of the engine.
     Buffer(&'a [u8]),
     /// In memory that somebody else may change at any time.
-    Shared(Shared<'a>),
+    Shared(SharedBytes<'a>),
     /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). What of it is mapped here, too, needs no kernel.
     Process {
         /// Which one.
@@ -45,9 +45,9 @@ pub trait Claim: std::fmt::Debug {
 
 /// The right to what nobody takes away.
 #[derive(Debug)]
-pub struct Unclaimed;
+pub struct NoClaim;
 
-impl Claim for Unclaimed {
+impl Claim for NoClaim {
     fn begin(&self) -> Result<(), Missing> {
         Ok(())
     }
@@ -98,13 +98,13 @@ pub struct Piece {
 
 /// Bytes of a mapping that is shared with somebody who may change them while they are read: no slice of Rust's.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared<'a> {
+pub struct SharedBytes<'a> {
     address: usize,
     length: usize,
     mapping: std::marker::PhantomData<&'a ()>,
 }
 
-impl Shared<'_> {
+impl SharedBytes<'_> {
     /// `length` bytes at `address`.
     ///
     /// # Safety
@@ -358,9 +358,9 @@ mod tests {
         };
         // More pieces than go in one call, empty ones among them.
         let pieces: Vec<_> = (0..20).flat_map(|n| [piece(n * 10..n * 10 + 10), piece(0..0)]).collect();
-        let process = Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed };
+        let process = Source::Process { process: own(), pieces: &pieces, claim: &NoClaim };
         // SAFETY: the bytes outlive the source.
-        let shared = Source::Shared(unsafe { Shared::new(bytes.as_ptr(), bytes.len()) });
+        let shared = Source::Shared(unsafe { SharedBytes::new(bytes.as_ptr(), bytes.len()) });
         for source in [Source::Buffer(&bytes), shared, process] {
             assert_eq!(source.len(), 200);
             for (from, length) in
@@ -375,12 +375,12 @@ mod tests {
     fn what_is_not_there_is_a_fault() {
         let pieces = [Piece { address: 16, length: 8 }];
         assert_eq!(
-            copied(&Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed }, 0, 8),
+            copied(&Source::Process { process: own(), pieces: &pieces, claim: &NoClaim }, 0, 8),
             Err(Missing::Gone.into())
         );
         let pieces = [Piece { address: u64::MAX, length: 8 }];
         assert_eq!(
-            copied(&Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed }, 1, 7),
+            copied(&Source::Process { process: own(), pieces: &pieces, claim: &NoClaim }, 1, 7),
             Err(Missing::Gone.into())
         );
     }
@@ -389,10 +389,10 @@ mod tests {
     fn the_fault_is_blamed_on_whose_memory_it_is() {
         let bytes = [1u8; 64];
         let pieces = [Piece { address: bytes.as_ptr() as u64, length: 64 }];
-        let source = Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed };
+        let source = Source::Process { process: own(), pieces: &pieces, claim: &NoClaim };
         // SAFETY: nothing is mapped there, which is found out.
         assert_eq!(unsafe { source.copy_to(16, 0, 64) }, Err(CopyError::Fault));
-        let nobody = Source::Process { process: libc::pid_t::MAX, pieces: &pieces, claim: &Unclaimed };
+        let nobody = Source::Process { process: libc::pid_t::MAX, pieces: &pieces, claim: &NoClaim };
         assert_eq!(copied(&nobody, 0, 64), Err(Missing::Lost.into()));
     }
 
@@ -422,9 +422,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Mapped(View, u64);
+    struct ViewClaim(View, u64);
 
-    impl Claim for Mapped {
+    impl Claim for ViewClaim {
         fn begin(&self) -> Result<(), Missing> {
             Ok(())
         }
@@ -453,7 +453,7 @@ mod tests {
         // What the kernel finds is told apart from what is mapped.
         let bytes = vec![0xFFu8; 16_384];
         let first = bytes.as_ptr() as u64 + 4096;
-        let claim = Mapped(map(), first);
+        let claim = ViewClaim(map(), first);
         let piece = |at: u64, length| Piece { address: bytes.as_ptr() as u64 + at, length };
         let of = |pieces: &[Piece], from, length| {
             copied(&Source::Process { process: own(), pieces, claim: &claim }, from, length).unwrap()

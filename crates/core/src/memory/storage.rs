@@ -73,9 +73,9 @@ unsafe impl<T: Send + Sync> Sync for Storage<T> {}
 
 /// Memory that goes back to the program when this is dropped.
 #[must_use]
-pub(crate) struct GivenBack(Option<(NonNull<c_void>, Arc<dyn Allocator>, RingKind)>);
+pub(crate) struct RingRelease(Option<(NonNull<c_void>, Arc<dyn Allocator>, RingKind)>);
 
-impl Drop for GivenBack {
+impl Drop for RingRelease {
     fn drop(&mut self) {
         if let Some((address, giver, kind)) = self.0.take() {
             giver.free(address, kind);
@@ -124,13 +124,13 @@ impl<T> Storage<T> {
     ///
     /// # Safety
     /// Nobody else uses the elements meanwhile.
-    pub(crate) unsafe fn give_back(&self) -> GivenBack {
+    pub(crate) unsafe fn give_back(&self) -> RingRelease {
         if !self.is_given.swap(false, Ordering::Relaxed) {
-            return GivenBack(None);
+            return RingRelease(None);
         }
         // SAFETY: nobody else looks at it, by the caller's promise.
         let old = unsafe { std::mem::replace(&mut *self.base.get(), own(self.length, self.blank)) };
-        GivenBack(self.giver.clone().map(|giver| (old.cast(), giver, self.kind)))
+        RingRelease(self.giver.clone().map(|giver| (old.cast(), giver, self.kind)))
     }
 }
 

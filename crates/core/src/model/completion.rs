@@ -1,7 +1,7 @@
 //! Arming a completion queue: no completion is slept through, and no arming raises two events.
 
 use super::Bell;
-use crate::arming::{Arming, Unheard};
+use crate::arming::{Arming, UnnotifiedKinds};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Default)]
 struct Ring {
     length: u32,
-    unheard: Unheard,
+    unheard: UnnotifiedKinds,
 }
 
 // As `cq::CompletionQueue` uses the two: entries that are numbers, and a channel that is a bell. Its lock has a model of its own.

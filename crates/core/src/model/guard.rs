@@ -3,7 +3,7 @@
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
 use crate::error::Result;
-use crate::guard::{Guard, Guarded};
+use crate::guard::{Guard, GuardedLane};
 use crate::reactor::{Source, Timers};
 use crate::sync::{AtomicBool, Ordering};
 use loom::sync::Mutex;
@@ -42,7 +42,7 @@ struct Lane {
     is_full: AtomicBool,
 }
 
-impl Guarded for Lane {
+impl GuardedLane for Lane {
     fn watch(&self, on: bool) {
         self.kernel.state.lock().unwrap().is_watched = on;
         // What is there already is reported.

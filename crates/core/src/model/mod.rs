@@ -2,7 +2,7 @@
 //! runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
 
 use crate::lock::Lock;
-use crate::rings::{Missed, Overlooked, Rings};
+use crate::rings::{RareWorkNote, Rings, WorkNote};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
@@ -20,14 +20,14 @@ mod turns;
 
 // Of which loom says when two use it at once.
 #[derive(Default)]
-struct Shared(loom::cell::UnsafeCell<u64>);
+struct SharedWord(loom::cell::UnsafeCell<u64>);
 
 // SAFETY: loom ends with an error if it is used by two at once.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedWord {}
 // SAFETY: as above.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedWord {}
 
-impl Shared {
+impl SharedWord {
     fn add(&self) -> u64 {
         // SAFETY: as for `Sync`.
         self.0.with_mut(|value| unsafe {
@@ -40,7 +40,7 @@ impl Shared {
 #[test]
 fn one_at_a_time_has_the_lock() {
     loom::model(|| {
-        let lock = Arc::new(Lock::new(Shared::default()));
+        let lock = Arc::new(Lock::new(SharedWord::default()));
         let other = lock.clone();
         let thread = thread::spawn(move || {
             let _ = other.try_lock().map(|shared| shared.add());
@@ -57,7 +57,7 @@ fn one_at_a_time_has_the_lock() {
 #[test]
 fn a_favourite_and_another_thread_have_the_lock_in_turn() {
     loom::model(|| {
-        let lock = Arc::new(Lock::favouring(Shared::default()));
+        let lock = Arc::new(Lock::favouring(SharedWord::default()));
         // Makes this thread the favourite.
         let mut tries = 0;
         for _ in 0..3 {
@@ -80,8 +80,8 @@ fn a_former_favourite_disturbs_the_next_one_by_nothing() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let lock = Arc::new(Lock::favouring(Shared::default()));
-        let take = |lock: &Lock<Shared>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
+        let lock = Arc::new(Lock::favouring(SharedWord::default()));
+        let take = |lock: &Lock<SharedWord>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
         let mut taken: u64 = (0..3).map(|_| take(&lock)).sum();
         let other = lock.clone();
         let thread = thread::spawn(move || (0..6).map(|_| take(&other)).sum::<u64>());
@@ -97,11 +97,11 @@ fn two_threads_come_to_a_favourite() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let lock = Arc::new(Lock::favouring(Shared::default()));
+        let lock = Arc::new(Lock::favouring(SharedWord::default()));
         (0..3).for_each(|_| {
             lock.lock().add();
         });
-        let take = |lock: &Lock<Shared>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
+        let take = |lock: &Lock<SharedWord>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
         let others: [_; 2] = std::array::from_fn(|_| {
             let other = lock.clone();
             thread::spawn(move || take(&other))
@@ -137,28 +137,28 @@ impl Bell {
 
 /// Work for whoever has the lock: each of two threads posts something, and one of them has done it when both are back.
 struct Desk {
-    lock: Lock<Shared>,
+    lock: Lock<SharedWord>,
     posted: [AtomicU32; 2],
     done: [AtomicU32; 2],
     rings: Rings,
-    missed: Missed,
-    overlooked: Overlooked,
+    missed: WorkNote,
+    overlooked: RareWorkNote,
 }
 
 impl Desk {
-    fn new(lock: Lock<Shared>) -> Arc<Self> {
+    fn new(lock: Lock<SharedWord>) -> Arc<Self> {
         let none = || [AtomicU32::new(0), AtomicU32::new(0)];
         Arc::new(Self {
             lock,
             posted: none(),
             done: none(),
             rings: Rings::default(),
-            missed: Missed::default(),
-            overlooked: Overlooked::default(),
+            missed: WorkNote::default(),
+            overlooked: RareWorkNote::default(),
         })
     }
 
-    fn work(&self, shared: &Shared) {
+    fn work(&self, shared: &SharedWord) {
         shared.add();
         for (posted, done) in self.posted.iter().zip(&self.done) {
             done.store(posted.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -212,9 +212,9 @@ impl Desk {
     }
 }
 
-fn nothing_is_left_of(lock: fn(Shared) -> Lock<Shared>, post: fn(&Desk, usize)) {
+fn nothing_is_left_of(lock: fn(SharedWord) -> Lock<SharedWord>, post: fn(&Desk, usize)) {
     loom::model(move || {
-        let desk = Desk::new(lock(Shared::default()));
+        let desk = Desk::new(lock(SharedWord::default()));
         let other = desk.clone();
         // Where there are favourites, this thread becomes one.
         (0..2).for_each(|_| drop(desk.lock.lock()));

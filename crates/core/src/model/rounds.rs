@@ -2,7 +2,7 @@
 
 use super::Shared;
 use crate::lock::Lock;
-use crate::rings::{Missed, Rounds};
+use crate::rings::{Rounds, WorkNote};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ struct Connection {
     sending: Lock<Shared>,
     receiving: Lock<Shared>,
     rounds: Rounds,
-    missed: Missed,
+    missed: WorkNote,
     has_answer: AtomicBool,
     /// With the receiving lock: the round, plus one, for whose end the answer waits.
     put_off: AtomicU32,

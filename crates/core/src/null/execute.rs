@@ -1,6 +1,6 @@
 //! Executes one send request: both the requester's and the responder's part.
 
-use super::{Executed, NullEndpoint, lock};
+use super::{Execution, NullEndpoint, lock};
 use crate::event::AsyncEventKind;
 use crate::memory::{Access, AccessError, Fault};
 use crate::qp::{ReceiveWork, SendWork, State};
@@ -34,10 +34,10 @@ impl Failure {
 pub(super) type Outcome<T> = Result<T, Failure>;
 
 /// Executes `work` of `own`, which is reliable, against `peer`.
-pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work: &SendWork) -> Executed {
+pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work: &SendWork) -> Execution {
     let Some(peer) = peer else {
         own.queues.complete_send(work.sequence, Status::RetryExceeded);
-        return Executed::Broken(None);
+        return Execution::Broken(None);
     };
     // One request at a time is executed at a responder, so whoever has this lock knows that its memory and its completion queue are left alone.
     let turn = lock(&peer.receive);
@@ -49,7 +49,7 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
             if let Some(receive) = receive {
                 report(&peer, &receive, work);
             }
-            return Executed::Well;
+            return Execution::Well;
         }
         Err(failure) => failure,
     };
@@ -65,27 +65,27 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
         peer.queues.raise(AsyncEventKind::QpAccessError);
     }
     own.queues.complete_send(work.sequence, failure.sender);
-    Executed::Broken(stops_peer.then_some(peer))
+    Execution::Broken(stops_peer.then_some(peer))
 }
 
 /// Executes `work` of `own`, which is unreliable.
-pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Executed {
+pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Execution {
     let turn = lock(&peer.receive);
     let (receive, status) = match run(own, &peer, work) {
         Err(Failure { receiver: Some(failed), .. }) => failed,
         Ok(Some(receive)) => {
             report(&peer, &receive, work);
-            return Executed::Well;
+            return Execution::Well;
         }
-        _ => return Executed::Well,
+        _ => return Execution::Well,
     };
     peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
     drop(turn);
     if status != Status::LocalProtection {
-        return Executed::Well;
+        return Execution::Well;
     }
     peer.queues.enter_error();
-    Executed::Delivered(peer)
+    Execution::Delivered(peer)
 }
 
 /// Whether messages come to it.

@@ -2,7 +2,7 @@
 
 use super::execute::{self, GRH, gather, slices};
 use super::fabric::Fabric;
-use super::{Executed, MTU, NullEndpoint, lock};
+use super::{Execution, MTU, NullEndpoint, lock};
 use crate::qp::{Destination, SendCursor, SendWork, Service};
 use crate::request::{Completion, CompletionFlags, Status};
 use std::sync::Arc;
@@ -15,21 +15,21 @@ pub(super) fn execute(
     fabric: &Fabric,
     cursor: &mut SendCursor,
     work: &SendWork,
-) -> Executed {
+) -> Execution {
     // A datagram is one packet.
     if own.queues.service == Service::Ud && work.length > MTU {
         own.queues.fail_send(cursor, work.sequence, Status::LocalLength);
-        return Executed::Well;
+        return Execution::Well;
     }
     // The sender's own memory comes first: a mistake in it stops the send queue.
     let mut bytes = vec![0; work.length as usize];
     for (offset, length) in slices(work.length as usize) {
         if let Err(failure) = gather(own, work, offset, &mut bytes[offset..offset + length]) {
             own.queues.fail_send(cursor, work.sequence, failure.sender);
-            return Executed::Well;
+            return Execution::Well;
         }
     }
-    let mut executed = Executed::Well;
+    let mut executed = Execution::Well;
     match own.queues.service {
         Service::Ud => deliver_datagram(own, fabric, work, &bytes),
         _ => {

@@ -10,7 +10,7 @@ use crate::xrc::{Lists, XrcDomain};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
 
 /// What a target queue pair has instead of queues.
-pub(super) struct Extended {
+pub(super) struct ExtendedTarget {
     from: From,
     /// The queue that the last packet named, or that its hash has chosen.
     chosen: Mutex<Option<Arc<SharedReceiveQueue>>>,
@@ -29,7 +29,7 @@ enum From {
 /// The shared receive queues of a domain while packets are taken in: none of them goes meanwhile. A thread has one at a time.
 pub struct SharedQueues<'a>(RwLockReadGuard<'a, Lists>);
 
-impl Extended {
+impl ExtendedTarget {
     pub(super) fn new(domain: &Arc<XrcDomain>) -> Self {
         Self::from(From::Domain(domain.clone()))
     }

@@ -13,7 +13,7 @@ mod state;
 mod values;
 
 pub use batch::SendBatch;
-use extended::Extended;
+use extended::ExtendedTarget;
 pub use extended::SharedQueues;
 pub use payload::PayloadError;
 pub use queues::Queues;
@@ -26,7 +26,7 @@ pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, che
 use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
-use crate::failure::Concerned;
+use crate::failure::FailureListener;
 use crate::late;
 use crate::memory::Giver;
 use crate::region::ProtectionDomain;
@@ -83,7 +83,7 @@ pub struct QueuePair {
     ended: AtomicBool,
 }
 
-impl Concerned for QueuePair {
+impl FailureListener for QueuePair {
     fn engine_failed(&self) {
         self.to_error();
     }
@@ -132,7 +132,7 @@ impl QueuePair {
             service: Service::XrcReceive,
             signal_all: false,
         };
-        let pair = Self::build(&members.domain, options, Some(Extended::new(xrc_domain)), &None)?;
+        let pair = Self::build(&members.domain, options, Some(ExtendedTarget::new(xrc_domain)), &None)?;
         members.add_target(&pair);
         Ok(pair)
     }
@@ -157,7 +157,7 @@ impl QueuePair {
             service: Service::RawPacket,
             signal_all: false,
         };
-        let extended = Extended::hashed(table, hash);
+        let extended = ExtendedTarget::hashed(table, hash);
         Self::build(domain, options, Some(extended), &None).inspect_err(|_| table.users().leave())
     }
 
@@ -178,7 +178,7 @@ impl QueuePair {
         target.is_none_or(|extended| extended.leave(cookie))
     }
 
-    fn extended(&self) -> Option<&Extended> {
+    fn extended(&self) -> Option<&ExtendedTarget> {
         match &self.queues.receives {
             Receives::Extended(extended) => Some(extended),
             _ => None,
@@ -188,7 +188,7 @@ impl QueuePair {
     fn build(
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
-        extended: Option<Extended>,
+        extended: Option<ExtendedTarget>,
         giver: &Giver,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
@@ -577,7 +577,7 @@ impl QueuePair {
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());
             self.queues.receive_cq.forget_queue_pair(self.number());
-            if let Some(domain) = self.extended().and_then(Extended::domain) {
+            if let Some(domain) = self.extended().and_then(ExtendedTarget::domain) {
                 domain.members().remove_target(self.number());
             }
             self.context().transport().release_number(self.number());

@@ -295,7 +295,7 @@ impl Queues {
         (offset, length): (u32, u32),
         (process, address, by_file): (&Process, u64, bool),
     ) -> Result<(), PayloadError> {
-        let fault = |process::Refused| PayloadError::Fault;
+        let fault = |process::CopyRefusal| PayloadError::Fault;
         // The keys of what goes through a buffer are free while the kernel copies.
         if work.flags.contains(SendFlags::INLINE) || length as usize <= process::SHORT {
             let mut bytes = [0; process::SHORT];
@@ -329,7 +329,7 @@ impl Queues {
         (offset, length): (u32, u32),
         (process, address, by_file): (&Process, u64, bool),
     ) -> Result<(), PayloadError> {
-        let fault = |process::Refused| PayloadError::Fault;
+        let fault = |process::CopyRefusal| PayloadError::Fault;
         if length as usize <= process::SHORT {
             let mut bytes = [0; process::SHORT];
             let bytes = &mut bytes[..length as usize];

@@ -1,7 +1,7 @@
 //! The part of a queue pair that its transport shares.
 
 use super::describe::LastFailure;
-use super::extended::Extended;
+use super::extended::ExtendedTarget;
 use super::{
     Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
     State,
@@ -12,8 +12,8 @@ use crate::device::Context;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::event::AsyncEventKind;
-use crate::fork::Born;
-use crate::memory::{Access, AccessError, Bind, GivenBack, Giver, Span};
+use crate::fork::ForkGeneration;
+use crate::memory::{Access, AccessError, Bind, Giver, RingRelease, Span};
 use crate::region::{MemoryRegion, ProtectionDomain};
 use crate::request::{Completion, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::srq::SharedReceiveQueue;
@@ -45,7 +45,7 @@ pub struct Queues {
     /// The device's counters.
     pub counters: &'static Counters,
     /// When this process made it.
-    pub born: Born,
+    pub born: ForkGeneration,
     pub(super) signal_all: bool,
     context: Arc<Context>,
     pub(super) state: AtomicU8,
@@ -85,7 +85,7 @@ pub(super) enum Receives {
         last_reported: AtomicBool,
     },
     /// In those of its XRC domain that messages name.
-    Extended(Box<Extended>),
+    Extended(Box<ExtendedTarget>),
     /// Nowhere: the queue pair only sends.
     Nowhere,
 }
@@ -101,7 +101,7 @@ impl Queues {
         capabilities: Capabilities,
         operations: u32,
         options: QueuePairOptions,
-        extended: Option<Extended>,
+        extended: Option<ExtendedTarget>,
         giver: &Giver,
     ) -> Result<Self> {
         let context = domain.context();
@@ -133,7 +133,7 @@ impl Queues {
             is_stream: AtomicBool::new(false),
             engine: context.engine(),
             counters: context.device().counters(),
-            born: Born::now(),
+            born: ForkGeneration::now(),
             signal_all: options.signal_all,
             context: context.clone(),
             // IB-QP-1
@@ -156,7 +156,7 @@ impl Queues {
     /// # Safety
     /// The transport has closed the queue pair: it uses the queues no more. Or this is a child of fork, where there is no transport, and all
     /// calls but this look for that first.
-    pub(super) unsafe fn give_back(&self) -> ([GivenBack; 2], Option<[GivenBack; 2]>) {
+    pub(super) unsafe fn give_back(&self) -> ([RingRelease; 2], Option<[RingRelease; 2]>) {
         let own = match &self.receives {
             Receives::Own(queue) => Some(queue),
             _ => None,

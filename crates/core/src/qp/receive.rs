@@ -4,7 +4,7 @@ use super::slots::Slots;
 use super::{Queues, State};
 use crate::error::{PostError, Result};
 use crate::lock::{Guard, Lock};
-use crate::memory::{GivenBack, Giver, RingKind};
+use crate::memory::{Giver, RingKind, RingRelease};
 use crate::request::{Cause, Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,7 +50,7 @@ impl ReceiveQueue {
     ///
     /// # Safety
     /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
-    pub(super) unsafe fn give_back(&self, is_here: bool) -> [GivenBack; 2] {
+    pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
         // Posters come with the lock, and whoever flushes. In a child of fork a thread may have it that is not there.
         let _post = is_here.then(|| self.post.lock());
         // SAFETY: the lock, and the caller's promise.

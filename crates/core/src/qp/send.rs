@@ -8,7 +8,7 @@ use super::Queues;
 use super::state::{Path, Service};
 use crate::error::{self, PostError};
 use crate::lock::Lock;
-use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
+use crate::memory::{self, Giver, RingKind, RingRelease, Storage};
 use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::transport::OneSided;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -129,7 +129,7 @@ impl SendQueue {
     ///
     /// # Safety
     /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
-    pub(super) unsafe fn give_back(&self, is_here: bool) -> [GivenBack; 2] {
+    pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
         // Posters come with the one lock, and whoever completes or flushes requests with the other. In a child of fork a thread may have them that
         // is not there.
         let _locks = is_here.then(|| (self.post.lock(), self.retire.lock()));

@@ -5,7 +5,7 @@
 use super::ReceiveWork;
 use crate::array;
 use crate::error::{PostError, Result};
-use crate::memory::{GivenBack, Giver, RingKind, Storage};
+use crate::memory::{Giver, RingKind, RingRelease, Storage};
 use crate::request::{ReceiveRequest, Sge};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ impl Slots {
     ///
     /// # Safety
     /// Nobody else uses places meanwhile.
-    pub(crate) unsafe fn give_back(&self) -> [GivenBack; 2] {
+    pub(crate) unsafe fn give_back(&self) -> [RingRelease; 2] {
         // SAFETY: the caller's promise.
         unsafe { [self.heads.give_back(), self.elements.give_back()] }
     }
@@ -159,7 +159,7 @@ impl GrowingSlots {
     ///
     /// # Safety
     /// Nobody else uses places meanwhile.
-    pub(crate) unsafe fn give_back(&self) -> Vec<[GivenBack; 2]> {
+    pub(crate) unsafe fn give_back(&self) -> Vec<[RingRelease; 2]> {
         // SAFETY: the caller's promise.
         self.parts.iter().filter_map(OnceLock::get).map(|part| unsafe { part.give_back() }).collect()
     }

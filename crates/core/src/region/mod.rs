@@ -14,8 +14,8 @@ use crate::counters::Line;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
-use crate::fork::Born;
-use crate::memory::moved::{self, Movable, Moved, Place, Refusal, View, page_size};
+use crate::fork::ForkGeneration;
+use crate::memory::moved::{self, Movable, MovedRegion, Place, Refusal, View, page_size};
 use crate::memory::ways::{self, Choice, Memory};
 use crate::memory::{self, Access, Entry, Kind, Mappings, common, make_null};
 use crate::users::Users;
@@ -169,10 +169,10 @@ pub struct MemoryRegion {
     ended: AtomicBool,
     /// It has been seen that a peer of this host may reach it.
     foreseen: AtomicBool,
-    born: Born,
+    born: ForkGeneration,
     backing: Backing,
     /// Its pages, if they have been moved for peers of this host.
-    moved: Mutex<Option<Moved>>,
+    moved: Mutex<Option<MovedRegion>>,
     /// Which way peers of this host reach it, once one has asked.
     choice: Mutex<Option<(Choice, Line)>>,
     /// Other processes that have imported it.
@@ -285,7 +285,7 @@ impl MemoryRegion {
             key,
             ended: AtomicBool::new(false),
             foreseen: AtomicBool::new(false),
-            born: Born::now(),
+            born: ForkGeneration::now(),
             moved: Mutex::default(),
             choice: Mutex::default(),
             importers: Mutex::default(),
@@ -439,11 +439,11 @@ impl MemoryRegion {
 
     /// Where others can map its pages from, if they have been moved.
     pub fn place(&self) -> Option<Place> {
-        self.moved(|moved| moved.as_ref().map(Moved::place))
+        self.moved(|moved| moved.as_ref().map(MovedRegion::place))
     }
 
     /// Looks at its moved pages.
-    pub(super) fn moved<T>(&self, look: impl FnOnce(&Option<Moved>) -> T) -> T {
+    pub(super) fn moved<T>(&self, look: impl FnOnce(&Option<MovedRegion>) -> T) -> T {
         look(&lock(&self.moved))
     }
 
@@ -597,7 +597,7 @@ impl Movable for MemoryRegion {
         self.domain.context().engine().keys.is_in_use(self.key)
     }
 
-    fn accept(&self, moved: Moved) -> bool {
+    fn accept(&self, moved: MovedRegion) -> bool {
         let mut place = lock(&self.moved);
         if self.ended.load(Ordering::Acquire) {
             return false;
@@ -618,7 +618,7 @@ mod tests {
     use super::*;
     use crate::cq::CompletionQueue;
     use crate::device::Device;
-    use crate::memory::permitted::Found;
+    use crate::memory::permitted::Permission;
     use crate::memory::permitted::tests::{PAGE, area};
     use std::os::fd::{AsRawFd, FromRawFd};
 
@@ -645,7 +645,7 @@ mod tests {
             Err(libc::EFAULT),
             "the end of the address space"
         );
-        let is_told = context.engine().mappings.look(area, area + 1, true) == Found::Permitted;
+        let is_told = context.engine().mappings.look(area, area + 1, true) == Permission::Permitted;
         let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
         for access in [write, write | Access::REMOTE_WRITE, Access::MW_BIND] {
             assert_eq!(register(1, 4096, access), refused, "{access:?}");
@@ -662,7 +662,7 @@ mod tests {
         let context = Device::all().unwrap()[0].open().unwrap();
         let [domain, other] = [(); 2].map(|()| ProtectionDomain::new(&context).unwrap());
         let area = area(2);
-        let is_told = context.engine().mappings.look(area, area + 1, true) == Found::Permitted;
+        let is_told = context.engine().mappings.look(area, area + 1, true) == Permission::Permitted;
         let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
         let writable = |address: usize, access| {
             // SAFETY: nobody uses the region, and the page is this test's.

@@ -2,7 +2,7 @@
 
 use super::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::memory::WindowType;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ pub struct MemoryWindow {
     kind: WindowType,
     key: u32,
     ended: AtomicBool,
-    born: Born,
+    born: ForkGeneration,
 }
 
 impl MemoryWindow {
@@ -35,7 +35,7 @@ impl MemoryWindow {
             context.device().windows.leave();
         })?;
         domain.users().enter();
-        let (ended, born) = (AtomicBool::new(false), Born::now());
+        let (ended, born) = (AtomicBool::new(false), ForkGeneration::now());
         Ok(Arc::new(Self { domain: domain.clone(), kind, key, ended, born }))
     }
 

@@ -82,7 +82,7 @@ pub(crate) fn handler() {
         moves += 1;
         drop(region);
         // Private again, in the same place, with what was there; the handler waits.
-        let blocked = adverb_core::signals::Blocked::new();
+        let blocked = adverb_core::signals::SignalMask::new();
         let words: Vec<u64> = (0..SLOTS).map(|slot| get(base + slot * 8)).collect();
         // SAFETY: our own pages: fresh ones take their place.
         let fresh = unsafe {

@@ -28,7 +28,7 @@ use crate::lock;
 use crate::socket::{Socket, is_local};
 use adverb_core::counters::Counters;
 use adverb_core::error::Result;
-use adverb_core::fork::Born;
+use adverb_core::fork::ForkGeneration;
 use adverb_core::memory::ways::Together;
 use adverb_core::seqpacket::Connection;
 use adverb_samehost::{Hub, Parts, Side, Way};
@@ -124,7 +124,7 @@ pub(crate) struct Host {
 
 /// An end of a connection is known as long as this lives.
 pub(crate) struct Place {
-    born: Born,
+    born: ForkGeneration,
     host: Arc<Host>,
     ends: Ends,
     inbox: Arc<Inbox>,
@@ -205,7 +205,7 @@ impl Host {
         self.changes.fetch_add(1, Ordering::AcqRel);
         drop(members);
         drop(before);
-        Some(Place { born: Born::now(), host: self.this(), ends, inbox })
+        Some(Place { born: ForkGeneration::now(), host: self.this(), ends, inbox })
     }
 
     /// A number that no end has.

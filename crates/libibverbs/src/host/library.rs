@@ -7,7 +7,7 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
 
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 
 use crate::errno::set_errno;
 
@@ -52,7 +52,7 @@ impl Library {
     /// # Errors
     /// Why not, in words.
     pub(super) fn open(path: &str) -> Result<Self, String> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let name = CString::new(path).map_err(|_| "its name has a zero".to_owned())?;
         // SAFETY: a C string; the library's constructors are those of a system library. `Self` owns the handle.
         let handle =

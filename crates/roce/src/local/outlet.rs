@@ -6,7 +6,7 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::Endpoint;
 use crate::observer;
 use adverb_core::lock::Guard;
-use adverb_core::memory::{Lent, Piece, Span};
+use adverb_core::memory::{KeyUse, Piece, Span};
 use adverb_core::qp::Queues;
 use adverb_core::watch;
 use adverb_samehost::Tx;
@@ -210,7 +210,7 @@ impl Departure<'_> {
         let keys = &queues.engine.keys;
         let is_told = self.channel.neighbour.knows_what_to_map();
         let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
-        let mut lent = ArrayVec::<Lent, { record::MOST_PIECES }>::new();
+        let mut lent = ArrayVec::<KeyUse, { record::MOST_PIECES }>::new();
         let located = locate(&mut |span| {
             let piece = Piece { address: span.address() as u64, length: span.len() as u64 };
             let one = span.lend();

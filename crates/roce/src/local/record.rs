@@ -17,7 +17,7 @@
 use super::straight;
 use super::straight::Straight;
 use adverb_core::memory::moved::View;
-use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
+use adverb_core::memory::{Claim, Missing, Piece, SharedBytes, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_samehost::Region;
 use adverb_samehost::channel::{SHORT, Words, take_apart};
@@ -191,7 +191,7 @@ impl Copied {
                     return Some(Parts { head, payload, source });
                 }
                 // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
-                let shared = unsafe { Shared::new(record.as_ptr().add(behind), payload) };
+                let shared = unsafe { SharedBytes::new(record.as_ptr().add(behind), payload) };
                 let (payload, source) = (Payload::Elsewhere(payload), Source::Shared(shared));
                 Some(Parts { head, payload, source })
             }

@@ -1,7 +1,7 @@
 //! A packet socket on one interface.
 
 use adverb_core::error::{Error, Result};
-use adverb_core::fork::{self, Born};
+use adverb_core::fork::{self, ForkGeneration};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::RawFd;
@@ -18,7 +18,7 @@ const TAG: usize = 4;
 pub(super) struct PacketSocket {
     fd: RawFd,
     interface: i32,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// What a receive has brought.
@@ -45,7 +45,7 @@ impl PacketSocket {
             return Err(Error::system("a packet socket, for which a program needs CAP_NET_RAW"));
         }
         fork::own_descriptor(fd);
-        let socket = Self { fd, interface: interface as i32, born: Born::now() };
+        let socket = Self { fd, interface: interface as i32, born: ForkGeneration::now() };
         socket.set(libc::PACKET_AUXDATA, &1i32)?;
         // Since Linux 4.20; before, what goes out is recognized by its address.
         const PACKET_IGNORE_OUTGOING: i32 = 23;

@@ -9,13 +9,13 @@ use crate::options::{Flags, Options};
 use crate::process::Process;
 use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, pollfd, sleep_until};
 use adverb_core::attributes::TransportType;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cq::Attendance;
 use adverb_core::descriptor::above_all;
 use adverb_core::device::Device;
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
-use adverb_core::failure::Concerned;
+use adverb_core::failure::FailureListener;
 use adverb_core::reactor::{READABLE, Token};
 use introduce::Introductions;
 use pair::{Arrived, Pair, Queue, Sizes};
@@ -127,7 +127,7 @@ impl Datagram {
     /// # Errors
     /// Those of the UDP socket.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         self.bind_udp(address)?;
         self.start(&mut inner)
@@ -147,7 +147,7 @@ impl Datagram {
     /// # Errors
     /// Those of the UDP socket; without datagrams on the device, EOPNOTSUPP.
     pub fn connect(&self, peer: SocketAddr) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         self.start(&mut inner)?;
         udp(self.udp.connect(peer))?;
@@ -175,7 +175,7 @@ impl Datagram {
     /// Before it is closed: what was sent leaves.
     pub(crate) fn shut_for_close(&self) {
         let step = || {
-            let _whole = Deferred::new();
+            let _whole = CancellationGuard::new();
             let mut inner = self.lock();
             inner.process();
             inner.all_sent().then_some(())
@@ -225,7 +225,7 @@ fn storage(address: SocketAddr) -> (libc::sockaddr_in6, libc::socklen_t) {
     }
 }
 
-impl Concerned for Datagram {
+impl FailureListener for Datagram {
     fn engine_failed(&self) {
         self.lock().has_failed = true;
         self.waiters.wake();

@@ -4,7 +4,7 @@
 use super::{Inner, Link, Phase, Stream};
 use crate::options::{Flags, Options};
 use crate::process::{Process, Socket};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::{
     ConnectionParameters, Event, EventChannel, EventKind, Identifier, MAX_BACKLOG, MAXIMUM, Parameters,
     first_to_go,
@@ -44,7 +44,7 @@ impl Stream {
     /// # Errors
     /// As [`Identifier::listen`]; EINVAL on a socket that is connected.
     pub fn listen(&self, backlog: i32) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         match inner.phase {
             Phase::Idle => {}
@@ -77,7 +77,7 @@ impl Stream {
             Some(listener) => Ok(listener.take()?.map(|taken| (listener.clone(), taken))),
             None => Err(Error::invalid("the socket does not listen")),
         })?;
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let stream = listener.socket(identifier, link)?;
         let number = stream.number();
         Process::get().insert(number, Socket::Stream(stream.clone()));

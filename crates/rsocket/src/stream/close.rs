@@ -2,7 +2,7 @@
 
 use super::{Inner, Link, Phase, Stream, not_connected};
 use crate::wait::sleep_until;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::Identifier;
 use adverb_core::error::{Error, Result};
 use adverb_proto::rsocket::{Message, Shut};
@@ -58,7 +58,7 @@ impl Stream {
     fn finish(&self, message: Option<Message>) {
         let mut ending = message.map_or(Ending::Leaving, Ending::Say);
         let mut step = || {
-            let _whole = Deferred::new();
+            let _whole = CancellationGuard::new();
             let mut inner = self.lock();
             inner.process();
             inner.end_step(&mut ending)

@@ -2,7 +2,7 @@
 
 use super::{Inner, Link, Phase, Stream, not_connected};
 use adverb_core::attributes::TransportType;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::{ConnectionParameters, EventKind, Parameters};
 use adverb_core::error::{Error, Result};
 use adverb_proto::rsocket::Connect;
@@ -20,7 +20,7 @@ impl Stream {
     /// rsocket; EINVAL on a socket that listens.
     pub fn connect(&self, peer: SocketAddr) -> Result<()> {
         {
-            let _whole = Deferred::new();
+            let _whole = CancellationGuard::new();
             let mut inner = self.lock();
             match inner.phase {
                 Phase::Idle => {

@@ -2,7 +2,7 @@
 
 use super::{Inner, Phase, Stream};
 use crate::vector::Vector;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::error::{Error, Result};
 use adverb_core::memory::Access;
 use adverb_core::region::MemoryRegion;
@@ -31,7 +31,7 @@ impl Stream {
     /// # Safety
     /// The program gave the memory to be written by the peer until it is unmapped or the socket is closed.
     pub unsafe fn map(&self, address: usize, length: usize, protection: i32, offset: i64) -> Result<i64> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         let Inner { link, mapped, .. } = &mut *inner;
         let Some(link) = link.as_ref().filter(|_| protection & !libc::PROT_WRITE == 0) else {
@@ -58,7 +58,7 @@ impl Stream {
 
     /// Takes a mapping back. EINVAL if there is none of these bytes.
     pub fn unmap(&self, address: usize, length: usize) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let mut inner = self.lock();
         let fits =
             |mapped: &Mapped| mapped.region.address() == address && mapped.region.length() == length as u64;

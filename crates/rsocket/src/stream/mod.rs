@@ -12,7 +12,7 @@ use crate::options::{Flags, Options};
 use crate::process::Process;
 use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, blocking, pollfd};
 use accept::Listener;
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
 use adverb_core::cq::Attendance;
 use adverb_core::error::{Error, Result};
@@ -120,20 +120,20 @@ impl Stream {
     /// # Errors
     /// As [`Identifier::bind`].
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         self.identifier.bind(address)
     }
 
     /// Its own address (getsockname(2)).
     pub fn local_address(&self) -> SocketAddr {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         let domain = self.lock().options.domain;
         self.identifier.local_address().unwrap_or_else(|| nowhere(domain))
     }
 
     /// The peer's address (getpeername(2)). ENOTCONN without a peer.
     pub fn peer_address(&self) -> Result<SocketAddr> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         self.identifier.peer_address().ok_or_else(not_connected)
     }
 

@@ -16,11 +16,11 @@ use crate::parts::Parts;
 use adverb_core::counters::Counters;
 use adverb_core::engine::Engine;
 use adverb_core::error::Result;
-use adverb_core::guard::{Guard, Guarded};
+use adverb_core::guard::{Guard, GuardedLane};
 use adverb_core::lock::Lock;
 use adverb_core::log;
 use adverb_core::reactor::{self, Readiness, Token};
-use adverb_core::rings::Overlooked;
+use adverb_core::rings::RareWorkNote;
 use adverb_core::seqpacket::Connection;
 use adverb_local::doorbell::CHANGES;
 use adverb_local::{Consumer, Glance, Producer};
@@ -137,7 +137,7 @@ pub struct Channel<T: Traffic> {
     /// The other side has broken the rules.
     is_distrusted: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
-    overlooked: Overlooked,
+    overlooked: RareWorkNote,
     /// Queue pairs that wait for room.
     waiting: Mutex<Vec<Arc<T::Sender>>>,
     is_waited_for: AtomicBool,
@@ -210,7 +210,7 @@ impl<T: Traffic> Channel<T> {
             connection,
             is_stuck: AtomicBool::new(false),
             is_distrusted: AtomicBool::new(false),
-            overlooked: Overlooked::default(),
+            overlooked: RareWorkNote::default(),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
             guard: OnceLock::new(),
@@ -470,7 +470,7 @@ impl<T: Traffic> Acquainted for Channel<T> {
     }
 }
 
-impl<T: Traffic> Guarded for Channel<T> {
+impl<T: Traffic> GuardedLane for Channel<T> {
     fn watch(&self, on: bool) {
         let mut rx = self.rx.lock();
         if !on {

@@ -1,6 +1,6 @@
 //! A record that begins with words and goes on with payload.
 
-use adverb_core::memory::{Shared, Source};
+use adverb_core::memory::{SharedBytes, Source};
 use adverb_local::Record;
 
 /// A record of so many bytes is copied out whole.
@@ -15,6 +15,6 @@ pub fn take_apart<'a, const FIRST: usize>(record: &'a Record<'_>) -> Option<([u6
     let length = record.len().checked_sub(FIRST * 8)?;
     let first = record.first_words()?;
     // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
-    let shared = unsafe { Shared::new(record.as_ptr().add(FIRST * 8), length) };
+    let shared = unsafe { SharedBytes::new(record.as_ptr().add(FIRST * 8), length) };
     Some((first, Source::Shared(shared)))
 }

@@ -9,7 +9,7 @@ use crate::output::forks;
 use crate::requests::Queue;
 use crate::trace::{Inside, thread};
 use crate::writer::{Style, Writer};
-use adverb_core::cancel::Deferred;
+use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::{self, Answer, Arguments, MOST_ELEMENTS, Posted};
@@ -107,7 +107,7 @@ impl Trace {
     /// # Errors
     /// If the file cannot be written.
     pub(crate) fn begin(file: &str, chosen: Vec<bool>) -> io::Result<Self> {
-        let _whole = Deferred::new();
+        let _whole = CancellationGuard::new();
         format::base();
         let ring: &'static Ring = Box::leak(Box::new(Ring::open(file)?));
         if RING.set(ring).is_ok() {

@@ -5,7 +5,7 @@
 use super::calls;
 use super::file::{Area, Identity, punch};
 use super::ledger::{Line, Pieces};
-use super::mapped::{Mapped, Unknown};
+use super::mapped::{ProgramMaps, UnreadableMaps};
 use super::maps::Vma;
 use super::tasks::Call;
 use super::userfault::{Event, Userfault};
@@ -15,17 +15,17 @@ use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
 /// The threads that wait for the reading of an event, and what has been done for them.
-pub(super) struct Seen {
+pub(super) struct EventReaders {
     /// Made when the guard starts, which allocates nothing later.
     calls: Box<[Call]>,
     count: usize,
-    done: Box<[Done]>,
+    done: Box<[DoneRange]>,
     done_count: usize,
 }
 
 /// A range for which all is done that the event says.
 #[derive(Clone, Copy)]
-struct Done {
+struct DoneRange {
     what: What,
     start: usize,
     end: usize,
@@ -37,12 +37,12 @@ enum What {
     Unmapped,
 }
 
-impl Seen {
+impl EventReaders {
     const MOST: usize = 2048;
 
     pub(super) fn nobody() -> Self {
         let call = Call { number: 0, arguments: [0; 6] };
-        let done = Done { what: What::Dropped, start: 0, end: 0 };
+        let done = DoneRange { what: What::Dropped, start: 0, end: 0 };
         Self {
             calls: vec![call; Self::MOST].into(),
             count: 0,
@@ -77,7 +77,7 @@ impl Seen {
 
     fn note(&mut self, what: What, start: usize, end: usize) {
         if let Some(place) = self.done.get_mut(self.done_count) {
-            *place = Done { what, start, end };
+            *place = DoneRange { what, start, end };
             self.done_count += 1;
         }
     }
@@ -95,9 +95,9 @@ pub(super) struct Effect<'a> {
     pub(super) page: usize,
     pub(super) pagemap: &'a File,
     pub(super) faults: &'a Userfault,
-    pub(super) mapped: &'a mut Mapped,
+    pub(super) mapped: &'a mut ProgramMaps,
     pub(super) pieces: &'a mut Pieces,
-    pub(super) seen: &'a mut Seen,
+    pub(super) seen: &'a mut EventReaders,
 }
 
 /// The calls of which events may tell.
@@ -168,7 +168,13 @@ impl Effect<'_> {
     }
 
     /// Whether the kernel goes on behind it without an error. `waits`: a thread waits in there, and not in another range of the same call.
-    fn advised(&mut self, start: usize, end: usize, advice: usize, waits: bool) -> Result<bool, Unknown> {
+    fn advised(
+        &mut self,
+        start: usize,
+        end: usize,
+        advice: usize,
+        waits: bool,
+    ) -> Result<bool, UnreadableMaps> {
         let with_locked = match advice as i32 {
             libc::MADV_DONTNEED => false,
             libc::MADV_DONTNEED_LOCKED => true,
@@ -224,7 +230,7 @@ impl Effect<'_> {
     }
 
     /// Takes out of the file what was there and is not any more. A call that failed has unmapped nothing.
-    fn unmapped(&mut self, start: usize, end: usize) -> Result<(), Unknown> {
+    fn unmapped(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         self.learn(end)?;
         let (file, identity, pieces) = (self.file, self.identity, &mut *self.pieces);
         let mut gone = |from: usize, to: usize, but: Option<Line>| {
@@ -244,7 +250,7 @@ impl Effect<'_> {
     }
 
     /// What the program has made longer is behind what it takes away: the ledger hears of it now, since nothing tells of it later.
-    fn learn(&mut self, at: usize) -> Result<(), Unknown> {
+    fn learn(&mut self, at: usize) -> Result<(), UnreadableMaps> {
         let (identity, pieces) = (self.identity, &mut *self.pieces);
         self.mapped.each(at, at.saturating_add(1), |vma| {
             if let Some(line) = line_of(vma, identity).filter(|_| vma.start <= at) {
@@ -255,7 +261,7 @@ impl Effect<'_> {
     }
 
     /// MREMAP_DONTUNMAP: what is left in the old place of private memory is empty. Of shared memory it would be the same pages, so private memory takes their place.
-    fn emptied(&mut self, start: usize, end: usize) -> Result<(), Unknown> {
+    fn emptied(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         let identity = self.identity;
         let mut there = None;
         self.mapped.each(start, end, |vma| {
@@ -281,7 +287,7 @@ impl Effect<'_> {
     }
 
     /// Drops pages whose owner goes on already: none that has been used again since. Those that the kernel has yet to drop in memory are waited for, a little.
-    fn drop_late(&mut self, start: usize, end: usize) -> Result<(), Unknown> {
+    fn drop_late(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         const TRIES: u32 = 50;
         let (file, identity, size, pagemap) = (self.file, self.identity, self.page, self.pagemap);
         for _ in 0..TRIES {

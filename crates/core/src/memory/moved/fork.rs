@@ -9,7 +9,7 @@ use super::calls;
 use super::file::{Area, SharedFile};
 use super::ledger::LEDGER;
 use super::maps::{Maps, Vma};
-use super::state::{self, Locked, State};
+use super::state::{self, State, StateGuard};
 use std::cell::UnsafeCell;
 use std::sync::Once;
 
@@ -84,7 +84,7 @@ fn take_back(list: &[Copy]) {
     }
 }
 
-struct Holding(UnsafeCell<Option<Locked>>);
+struct Holding(UnsafeCell<Option<StateGuard>>);
 // SAFETY: touched only by the thread that holds the lock of the state, which it is itself.
 unsafe impl Sync for Holding {}
 static HOLDING: Holding = Holding(UnsafeCell::new(None));

@@ -11,11 +11,11 @@
 //! The sleeper may hold any lock of the program's, that of its allocator first of all. So the guard allocates nothing, and takes no lock but that of the ledger
 //! ([`super::ledger`]), which nobody holds who could be waiting for the guard.
 
-use super::effect::{CALLS, Effect, Seen, nap};
+use super::effect::{CALLS, Effect, EventReaders, nap};
 use super::file::{Identity, SharedFile};
 use super::install::Mapping;
 use super::ledger::{LEDGER, Piece};
-use super::mapped::Mapped;
+use super::mapped::ProgramMaps;
 use super::tasks::{Entries, Runners, Tasks, entries};
 use super::userfault::{GUARD_FEATURES, Mode, Userfault};
 use super::{Facilities, Refusal, thread_data};
@@ -47,9 +47,9 @@ struct Watch {
 struct Room {
     tasks: Tasks,
     entries: Entries,
-    mapped: Mapped,
+    mapped: ProgramMaps,
     pagemap: File,
-    seen: Seen,
+    seen: EventReaders,
     runners: Runners,
 }
 
@@ -127,9 +127,9 @@ impl Room {
     fn new() -> Result<Self, Refusal> {
         let pagemap = File::open("/proc/thread-self/pagemap");
         let pagemap = pagemap.map_err(|error| Refusal::because("/proc/thread-self/pagemap", &error))?;
-        let mapped = Mapped::open(Facilities::get().procmap_query)?;
+        let mapped = ProgramMaps::open(Facilities::get().procmap_query)?;
         let tasks = Tasks::open()?;
-        let (entries, seen, runners) = (entries(), Seen::nobody(), Runners::nobody());
+        let (entries, seen, runners) = (entries(), EventReaders::nobody(), Runners::nobody());
         let room = Self { tasks, entries, mapped, pagemap, seen, runners };
         room.descriptors().for_each(fork::own_descriptor);
         Ok(room)

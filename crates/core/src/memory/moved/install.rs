@@ -27,7 +27,7 @@ pub(super) struct Job {
 
 /// Moves the pages, or leaves everything as it was. For the program's only thread ([`super::quiet::Alone`]).
 pub(super) fn install(job: &Job, faults: &Userfault, guard: &Guard) -> Result<(), Refusal> {
-    let pages = Populated::of(job.page);
+    let pages = PageMap::of(job.page);
     let alias = Mapping::shared(job.length, job.descriptor, job.offset)?;
     guard.adopt(alias.address, job.length, job.offset)?;
     for (at, length) in chunks(job.length) {
@@ -50,7 +50,7 @@ fn exchange(
     faults: &Userfault,
     alias: Mapping,
     scratch: &mut Mapping,
-    pages: &Populated,
+    pages: &PageMap,
 ) -> Result<(), Refusal> {
     let (base, length, away) = (job.base, job.length, scratch.address);
     let failed = |errno| Refusal::System("taking pages away", errno);
@@ -91,7 +91,7 @@ fn put_back(faults: &Userfault, job: &Job, scratch: &mut Mapping, length: usize)
 }
 
 /// Copies what there is.
-fn fill(target: usize, source: usize, length: usize, pages: &Populated) -> Result<(), Refusal> {
+fn fill(target: usize, source: usize, length: usize, pages: &PageMap) -> Result<(), Refusal> {
     for (at, length) in chunks(length) {
         if pages.any(source + at, length) {
             // SAFETY: both are our own mappings of this length.
@@ -204,12 +204,12 @@ impl Drop for Mapping {
 }
 
 /// Which private pages there is anything in (`/proc/self/pagemap`), so that memory that nobody has touched stays so.
-struct Populated {
+struct PageMap {
     file: Option<File>,
     page: usize,
 }
 
-impl Populated {
+impl PageMap {
     fn of(page: usize) -> Self {
         Self { file: File::open("/proc/thread-self/pagemap").ok(), page }
     }

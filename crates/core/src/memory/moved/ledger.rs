@@ -2,7 +2,7 @@
 //! holds that lock allocates nothing and makes no system call that could wait for the guard.
 
 use super::file::GAP;
-use crate::signals::Blocked;
+use crate::signals::SignalMask;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ impl Line {
 
 /// Where a range of the program's memory is in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum FilePlace {
     /// Nowhere: none of it is shared.
     Nowhere,
     /// All of it, from this offset on.
@@ -128,12 +128,12 @@ impl Pieces {
         self.has_lost_some |= !self.add(piece);
     }
 
-    pub(super) fn find(&self, start: usize, end: usize) -> Found {
+    pub(super) fn find(&self, start: usize, end: usize) -> FilePlace {
         let whole = |piece: &&Piece| piece.base <= start && piece.end() >= end;
         match self.used().iter().find(whole) {
-            Some(piece) => Found::At(piece.offset + (start - piece.base) as u64),
-            None if self.used().iter().any(|piece| piece.has_any(start, end)) => Found::Partly,
-            None => Found::Nowhere,
+            Some(piece) => FilePlace::At(piece.offset + (start - piece.base) as u64),
+            None if self.used().iter().any(|piece| piece.has_any(start, end)) => FilePlace::Partly,
+            None => FilePlace::Nowhere,
         }
     }
 
@@ -226,14 +226,14 @@ pub(super) static LEDGER: Ledger =
 
 impl Ledger {
     /// No signal comes to its holder: a handler may do what waits for the guard.
-    pub(super) fn lock(&self) -> Locked<'_> {
-        let signals = Blocked::new();
+    pub(super) fn lock(&self) -> LedgerGuard<'_> {
+        let signals = SignalMask::new();
         while self.is_locked.swap(true, Ordering::Acquire) {
             let moment = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
             // SAFETY: sleeps; a live structure.
             unsafe { libc::syscall(libc::SYS_nanosleep, &raw const moment, 0) };
         }
-        Locked { ledger: self, _signals: signals }
+        LedgerGuard { ledger: self, _signals: signals }
     }
 
     /// A child of fork has nothing that is shared, and none of the threads that may have held the lock.
@@ -248,12 +248,12 @@ impl Ledger {
 }
 
 /// The lock, held.
-pub(super) struct Locked<'a> {
+pub(super) struct LedgerGuard<'a> {
     ledger: &'a Ledger,
-    _signals: Blocked,
+    _signals: SignalMask,
 }
 
-impl Deref for Locked<'_> {
+impl Deref for LedgerGuard<'_> {
     type Target = Pieces;
     fn deref(&self) -> &Pieces {
         // SAFETY: the lock is held.
@@ -261,14 +261,14 @@ impl Deref for Locked<'_> {
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl DerefMut for LedgerGuard<'_> {
     fn deref_mut(&mut self) -> &mut Pieces {
         // SAFETY: the lock is held.
         unsafe { &mut *self.ledger.pieces.get() }
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LedgerGuard<'_> {
     fn drop(&mut self) {
         self.ledger.is_locked.store(false, Ordering::Release);
     }
@@ -302,11 +302,11 @@ mod tests {
     #[test]
     fn what_is_shared_is_found_and_nothing_else() {
         let pieces = pieces(&[(0x1000, 0x2000, 0), (0x4000, 0x2000, 1 << 40)]);
-        assert_eq!(pieces.find(0x1000, 0x3000), Found::At(0));
-        assert_eq!(pieces.find(0x5000, 0x6000), Found::At((1 << 40) + 0x1000));
-        assert_eq!(pieces.find(0x5000, 0x6001), Found::Partly);
-        assert_eq!(pieces.find(0x2000, 0x5000), Found::Partly);
-        assert_eq!(pieces.find(0x3000, 0x4000), Found::Nowhere);
+        assert_eq!(pieces.find(0x1000, 0x3000), FilePlace::At(0));
+        assert_eq!(pieces.find(0x5000, 0x6000), FilePlace::At((1 << 40) + 0x1000));
+        assert_eq!(pieces.find(0x5000, 0x6001), FilePlace::Partly);
+        assert_eq!(pieces.find(0x2000, 0x5000), FilePlace::Partly);
+        assert_eq!(pieces.find(0x3000, 0x4000), FilePlace::Nowhere);
         assert_eq!((pieces.len(), pieces.bytes()), (2, 0x4000));
     }
 
@@ -314,14 +314,14 @@ mod tests {
     fn what_the_program_takes_away_is_shared_no_more() {
         let mut pieces = pieces(&[(0x1000, 0x8000, 0x1000)]);
         pieces.forget(0, 0x2000, None);
-        assert_eq!(pieces.find(0x2000, 0x9000), Found::At(0x2000), "the beginning");
+        assert_eq!(pieces.find(0x2000, 0x9000), FilePlace::At(0x2000), "the beginning");
         pieces.forget(0x8000, 0xf000, None);
-        assert_eq!(pieces.find(0x2000, 0x8000), Found::At(0x2000), "the end");
-        assert_eq!(pieces.find(0x8000, 0x9000), Found::Nowhere);
+        assert_eq!(pieces.find(0x2000, 0x8000), FilePlace::At(0x2000), "the end");
+        assert_eq!(pieces.find(0x8000, 0x9000), FilePlace::Nowhere);
         pieces.forget(0x4000, 0x5000, None);
-        assert_eq!(pieces.find(0x3000, 0x6000), Found::Partly, "something in the middle");
-        assert_eq!(pieces.find(0x4000, 0x5000), Found::Nowhere);
-        assert_eq!(pieces.find(0x5000, 0x6000), Found::At(0x5000));
+        assert_eq!(pieces.find(0x3000, 0x6000), FilePlace::Partly, "something in the middle");
+        assert_eq!(pieces.find(0x4000, 0x5000), FilePlace::Nowhere);
+        assert_eq!(pieces.find(0x5000, 0x6000), FilePlace::At(0x5000));
         assert_eq!(parts(&pieces, 0x3000, 0x6000), [(0x3000, 0x1000), (0x5000, 0x1000), (0x4000, 0x1000)]);
         pieces.forget(0x2000, 0x8000, None);
         assert_eq!(pieces.len(), 0);
@@ -331,11 +331,11 @@ mod tests {
     fn pieces_go_where_the_program_moves_them() {
         let mut pieces = pieces(&[(0x1000, 0x4000, 0x1000)]);
         pieces.relocate(0x3000, 0x10_0000, 0x2000, None);
-        assert_eq!(pieces.find(0x10_0000, 0x10_2000), Found::At(0x3000));
-        assert_eq!(pieces.find(0x1000, 0x3000), Found::At(0x1000));
+        assert_eq!(pieces.find(0x10_0000, 0x10_2000), FilePlace::At(0x3000));
+        assert_eq!(pieces.find(0x1000, 0x3000), FilePlace::At(0x1000));
         // What was made longer comes along.
         pieces.relocate(0x10_0000, 0x20_0000, 0x5000, None);
-        assert_eq!(pieces.find(0x20_0000, 0x20_5000), Found::At(0x3000));
+        assert_eq!(pieces.find(0x20_0000, 0x20_5000), FilePlace::At(0x3000));
         assert_eq!(pieces.len(), 2);
     }
 
@@ -396,10 +396,10 @@ mod tests {
     fn what_lies_together_is_one_piece() {
         let mut pieces = pieces(&[(0x1000, 0x1000, 0x1000), (0x3000, 0x1000, 0x3000)]);
         pieces.learn(0x2000, 0x3000, Line::of(0, 0));
-        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, Found::At(0x1000)));
+        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, FilePlace::At(0x1000)));
         pieces.learn(0x4000, 0x5000, Line::of(0, 0x10_0000));
-        assert_eq!((pieces.len(), pieces.find(0x4000, 0x5000)), (2, Found::At(0x10_4000)));
+        assert_eq!((pieces.len(), pieces.find(0x4000, 0x5000)), (2, FilePlace::At(0x10_4000)));
         pieces.forget(0, 0x10_0000, Some(Line::of(0, 0)));
-        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, Found::At(0x1000)));
+        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, FilePlace::At(0x1000)));
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 /// The program's memory. For one thread, which has to last as long as this.
-pub(super) struct Mapped {
+pub(super) struct ProgramMaps {
     maps: File,
     smaps: File,
     status: File,
@@ -19,9 +19,9 @@ pub(super) struct Mapped {
 
 /// The mappings could not be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unknown;
+pub(super) struct UnreadableMaps;
 
-impl Mapped {
+impl ProgramMaps {
     /// That of the calling thread.
     pub(super) fn open(has_query: bool) -> Result<Self, Refusal> {
         let open = |path| File::open(path).map_err(|error| Refusal::because(path, &error));
@@ -45,7 +45,7 @@ impl Mapped {
                     more < 2
                 })
             })
-            .map_err(|Unknown| Refusal::System("/proc/thread-self/maps", libc::EIO))?;
+            .map_err(|UnreadableMaps| Refusal::System("/proc/thread-self/maps", libc::EIO))?;
         Ok(mapped)
     }
 
@@ -64,7 +64,7 @@ impl Mapped {
         start: usize,
         end: usize,
         mut each: impl FnMut(&Vma) -> bool,
-    ) -> Result<(), Unknown> {
+    ) -> Result<(), UnreadableMaps> {
         if !self.has_query {
             return lines(&self.maps, &mut self.text, |line| {
                 maps::parse_line(line).is_none_or(|vma| vma.start < end && (vma.end <= start || each(&vma)))
@@ -80,7 +80,7 @@ impl Mapped {
                     }
                 }
                 Ok(_) => break,
-                Err(_) => return Err(Unknown),
+                Err(_) => return Err(UnreadableMaps),
             }
         }
         Ok(())
@@ -95,7 +95,7 @@ impl Mapped {
         end: usize,
         with_locked: bool,
         waits: bool,
-    ) -> Result<usize, Unknown> {
+    ) -> Result<usize, UnreadableMaps> {
         let (mut count, mut are_plain) = (0, true);
         self.each(start, end, |vma| {
             count += 1;
@@ -135,7 +135,7 @@ impl Mapped {
     }
 
     /// Whether there is a hole in [`start`, `end`).
-    pub(super) fn has_hole(&mut self, start: usize, end: usize) -> Result<bool, Unknown> {
+    pub(super) fn has_hole(&mut self, start: usize, end: usize) -> Result<bool, UnreadableMaps> {
         let mut reached = start;
         self.each(start, end, |vma| {
             let goes_on = vma.start <= reached;
@@ -149,11 +149,11 @@ impl Mapped {
 }
 
 /// Calls `each` with the lines of a file of `/proc`, until it says no.
-fn lines(file: &File, text: &mut [u8], mut each: impl FnMut(&[u8]) -> bool) -> Result<(), Unknown> {
+fn lines(file: &File, text: &mut [u8], mut each: impl FnMut(&[u8]) -> bool) -> Result<(), UnreadableMaps> {
     let (mut at, mut filled) = (0, 0);
     loop {
-        let room = text.get_mut(filled..).filter(|room| !room.is_empty()).ok_or(Unknown)?;
-        let read = file.read_at(room, at).map_err(|_| Unknown)?;
+        let room = text.get_mut(filled..).filter(|room| !room.is_empty()).ok_or(UnreadableMaps)?;
+        let read = file.read_at(room, at).map_err(|_| UnreadableMaps)?;
         if read == 0 {
             return Ok(());
         }
@@ -199,7 +199,7 @@ mod tests {
             libc::mprotect((area + (5 << 12)) as *mut _, 4096, libc::PROT_READ);
         }
         for has_query in [false, maps::probe_query()] {
-            let mut mapped = Mapped::open(has_query).unwrap();
+            let mut mapped = ProgramMaps::open(has_query).unwrap();
             let mut found = Vec::new();
             mapped
                 .each(area, area + (8 << 12), |vma| {
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn the_kernel_stops_at_locked_memory() {
         let area = pages(8);
-        let mut mapped = Mapped::open(maps::probe_query()).unwrap();
+        let mut mapped = ProgramMaps::open(maps::probe_query()).unwrap();
         let mut until = |from: usize, to: usize, all| {
             mapped.may_be_dropped(NO_FILE, area + (from << 12), area + (to << 12), all, true)
         };

@@ -150,9 +150,9 @@ fn split_fields(line: &[u8]) -> Option<(&str, &[u8])> {
 }
 
 /// Mappings with a property that they would lose if they were exchanged, and which it is.
-pub(super) struct Flagged(Vec<(usize, usize, &'static str)>);
+pub(super) struct FlaggedMappings(Vec<(usize, usize, &'static str)>);
 
-impl Flagged {
+impl FlaggedMappings {
     /// Of all that begins below `until`. There is no source for it but `smaps`, which counts pages as well: so not of more memory than it is quick with.
     pub(super) fn below(until: usize) -> Result<Self, Refusal> {
         const MOST_RESIDENT: u64 = 4 << 20;

@@ -40,16 +40,16 @@ pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
 pub use view::View;
 
-use crate::cancel::Deferred;
-use crate::fork::Born;
+use crate::cancel::CancellationGuard;
+use crate::fork::ForkGeneration;
 use crate::helpers;
 use crate::setting;
-use crate::signals::Blocked;
+use crate::signals::SignalMask;
 use file::SharedFile;
 use guard::Guard;
 use install::Job;
-use ledger::{Found, LEDGER, Line};
-use maps::Flagged;
+use ledger::{FilePlace, LEDGER, Line};
+use maps::FlaggedMappings;
 use quiet::Alone;
 use state::State;
 use std::cell::LazyCell;
@@ -85,13 +85,13 @@ pub trait Movable {
     fn is_lent(&self) -> bool;
 
     /// Gives it moved pages. False if it has ended.
-    fn accept(&self, moved: Moved) -> bool;
+    fn accept(&self, moved: MovedRegion) -> bool;
 }
 
 /// A region's part in moved pages, until dropped.
-pub struct Moved {
+pub struct MovedRegion {
     place: Place,
-    born: Born,
+    born: ForkGeneration,
 }
 
 /// The most pieces and bytes that are shared: a fork copies them, and all of `smaps` is read to share another one.
@@ -115,14 +115,14 @@ fn least(taken: usize, page: usize) -> Option<usize> {
 /// # Errors
 /// Why it would not.
 pub fn might<R: Movable>(region: &Arc<R>) -> Result<(), Refusal> {
-    let _here = Uninterrupted::new();
+    let _here = InterruptionGuard::new();
     let look = || {
         let (start, end) = region.pages()?;
         Facilities::get().check()?;
         match LEDGER.lock().find(start, end) {
-            Found::At(_) => return Ok(()),
-            Found::Partly => return Err(Refusal::Overlap),
-            Found::Nowhere => {}
+            FilePlace::At(_) => return Ok(()),
+            FilePlace::Partly => return Err(Refusal::Overlap),
+            FilePlace::Nowhere => {}
         }
         has_room(end - start)?;
         quiet::may_be_alone()?;
@@ -151,7 +151,7 @@ pub(super) fn tells_mappings() -> bool {
 
 /// Whether none of these bytes are in memory of the engine's that has taken the place of the program's.
 pub(super) fn is_untouched(start: usize, end: usize) -> bool {
-    LEDGER.lock().find(start, end) == Found::Nowhere
+    LEDGER.lock().find(start, end) == FilePlace::Nowhere
 }
 
 /// Whether so many bytes more may be shared.
@@ -184,11 +184,11 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 /// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
 /// *before* the region's key goes, and unmaps its [`View`] afterwards.
 pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
-    let _here = Uninterrupted::new();
+    let _here = InterruptionGuard::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
     // What is looked at once for all of them.
     let until = regions.iter().filter_map(|region| region.pages().ok()).map(|(_, end)| end).max();
-    let look = || Flagged::below(until.unwrap_or(0));
+    let look = || FlaggedMappings::below(until.unwrap_or(0));
     let flagged: Flags<'_> = LazyCell::new(&look);
     // Where the process is refused, the others need no look.
     let mut for_all: Option<Refusal> = None;
@@ -201,7 +201,7 @@ pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
     answers
 }
 
-type Flags<'a> = LazyCell<Result<Flagged, Refusal>, &'a dyn Fn() -> Result<Flagged, Refusal>>;
+type Flags<'a> = LazyCell<Result<FlaggedMappings, Refusal>, &'a dyn Fn() -> Result<FlaggedMappings, Refusal>>;
 
 impl State {
     fn share<R: Movable>(&mut self, region: &Arc<R>, flagged: &Flags<'_>) -> Result<Place, Refusal> {
@@ -212,13 +212,17 @@ impl State {
         Facilities::get().check()?;
         let found = LEDGER.lock().find(start, end);
         let offset = match found {
-            Found::At(offset) if is_there(self.file()?.identity(), start, end, offset)? => offset,
-            Found::At(_) | Found::Partly => return Err(Refusal::Overlap),
-            Found::Nowhere => self.move_region(region, start, end, flagged)?,
+            FilePlace::At(offset) if is_there(self.file()?.identity(), start, end, offset)? => offset,
+            FilePlace::At(_) | FilePlace::Partly => return Err(Refusal::Overlap),
+            FilePlace::Nowhere => self.move_region(region, start, end, flagged)?,
         };
         let descriptor = self.file()?.descriptor();
         let place = Place { descriptor, offset, length: end - start, address: start };
-        if region.accept(Moved { place, born: Born::now() }) { Ok(place) } else { Err(Refusal::Ended) }
+        if region.accept(MovedRegion { place, born: ForkGeneration::now() }) {
+            Ok(place)
+        } else {
+            Err(Refusal::Ended)
+        }
     }
 
     /// Moves the pages inside of a region. Where they are then.
@@ -255,7 +259,7 @@ impl State {
         install::install(&job, &faults, self.guard(page)?)?;
         // The guard has heard of it.
         match LEDGER.lock().find(start, end) {
-            Found::At(found) if found == offset => Ok(offset),
+            FilePlace::At(found) if found == offset => Ok(offset),
             _ => Err(Refusal::Overlap),
         }
     }
@@ -302,20 +306,20 @@ fn thread_data() -> [(usize, usize); 3] {
     [(errno, size_of::<i32>()), (thread, size_of::<usize>()), helpers::thread_data()]
 }
 
-impl Moved {
+impl MovedRegion {
     /// Where they are.
     pub(crate) fn place(&self) -> Place {
         self.place
     }
 }
 
-impl Drop for Moved {
+impl Drop for MovedRegion {
     fn drop(&mut self) {
         // A child of fork has copies of its own.
         if !self.born.is_here() {
             return;
         }
-        let _here = Uninterrupted::new();
+        let _here = InterruptionGuard::new();
         let Place { length, offset, descriptor, .. } = self.place;
         // What a peer wrote to pages that the program had unmapped is nobody's.
         if !LEDGER.lock().has_any_near(offset) {
@@ -373,20 +377,20 @@ pub(crate) fn page_size() -> usize {
 }
 
 /// No signal and no cancellation comes to the calling thread while it lives, and errno is afterwards as it was.
-struct Uninterrupted {
+struct InterruptionGuard {
     errno: i32,
-    _signals: Blocked,
-    _cancellation: Deferred,
+    _signals: SignalMask,
+    _cancellation: CancellationGuard,
 }
 
-impl Uninterrupted {
+impl InterruptionGuard {
     fn new() -> Self {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        Self { errno, _signals: Blocked::new(), _cancellation: Deferred::new() }
+        Self { errno, _signals: SignalMask::new(), _cancellation: CancellationGuard::new() }
     }
 }
 
-impl Drop for Uninterrupted {
+impl Drop for InterruptionGuard {
     fn drop(&mut self) {
         // SAFETY: the thread's own errno.
         unsafe { *libc::__errno_location() = self.errno };

@@ -3,8 +3,8 @@
 use super::calls;
 use super::file::{self, Area};
 use super::state;
-use super::{Place, Uninterrupted, is_strict, maps, page_size};
-use crate::fork::Born;
+use super::{InterruptionGuard, Place, is_strict, maps, page_size};
+use crate::fork::ForkGeneration;
 use crate::memory::ways;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
@@ -76,7 +76,7 @@ pub(crate) struct Own {
     descriptor: RawFd,
     offset: u64,
     in_child: InChild,
-    born: Born,
+    born: ForkGeneration,
     /// The process that made it: a child that was made without the handlers of fork (by a raw clone(2)) counts as born here.
     process: u32,
 }
@@ -89,7 +89,7 @@ impl Own {
             return None;
         }
         let length = length.checked_next_multiple_of(page_size())?;
-        let _here = Uninterrupted::new();
+        let _here = InterruptionGuard::new();
         // A fork waits until a child would have what it is to have.
         let mut state = state::lock()?;
         // A page of the file could be refused later, when somebody stores there.
@@ -108,7 +108,7 @@ impl Own {
         }
         let (descriptor, offset) = (file.descriptor(), file.allocate_in(area, length).ok()?);
         let address = map(descriptor, offset, length, in_child)?;
-        let (born, process) = (Born::now(), std::process::id());
+        let (born, process) = (ForkGeneration::now(), std::process::id());
         let own = Self { address, length, descriptor, offset, in_child, born, process };
         state.own.add(&own);
         Some(own)
@@ -157,7 +157,7 @@ fn map(descriptor: RawFd, offset: u64, length: usize, in_child: InChild) -> Opti
 
 impl Drop for Own {
     fn drop(&mut self) {
-        let _here = Uninterrupted::new();
+        let _here = InterruptionGuard::new();
         if !self.born.is_here() || self.process != std::process::id() {
             // A child: the file is its parent's, who may be using it. Something else may be where a copy could not be had.
             if self.in_child == InChild::Same {

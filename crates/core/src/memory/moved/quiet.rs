@@ -3,11 +3,11 @@
 use super::Refusal;
 use super::holders;
 use super::maps;
-use crate::helpers::{self, Held, Helpers, is_helper};
+use crate::helpers::{self, Helpers, MemoryHold, is_helper};
 
 /// The only thread of the program is here, and the engine's keep away, until it is dropped.
 pub(super) struct Alone {
-    _held: Option<Held<'static>>,
+    _held: Option<MemoryHold<'static>>,
 }
 
 impl Alone {

@@ -1,6 +1,6 @@
 //! Work for which a thread of the program has to lend itself.
 
-use super::Uninterrupted;
+use super::InterruptionGuard;
 use crate::current::Current;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,7 @@ fn serve() {
     let Some(points) = CURRENT.get() else { return };
     let taken = std::mem::take(&mut *points.lock());
     // Nothing of this is the program's: neither errno, nor a signal, nor a point of cancellation.
-    let _here = Uninterrupted::new();
+    let _here = InterruptionGuard::new();
     for work in taken {
         work();
     }

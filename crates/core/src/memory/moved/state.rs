@@ -23,7 +23,7 @@ static STATE: Mutex<State> = Mutex::new(State::new());
 static HOLDER: AtomicI32 = AtomicI32::new(0);
 
 /// The lock, held.
-pub(super) struct Locked(MutexGuard<'static, State>);
+pub(super) struct StateGuard(MutexGuard<'static, State>);
 
 fn me() -> i32 {
     // By its number: the C library has a name for it only since 2.30. SAFETY: takes nothing, and answers with a number.
@@ -31,29 +31,29 @@ fn me() -> i32 {
 }
 
 /// Waits for the lock. None if this very thread holds it: it is in the middle of a fork.
-pub(super) fn lock() -> Option<Locked> {
+pub(super) fn lock() -> Option<StateGuard> {
     if HOLDER.load(Ordering::Relaxed) == me() {
         return None;
     }
     let guard = STATE.lock().unwrap_or_else(|e| e.into_inner());
     HOLDER.store(me(), Ordering::Relaxed);
-    Some(Locked(guard))
+    Some(StateGuard(guard))
 }
 
-impl Deref for Locked {
+impl Deref for StateGuard {
     type Target = State;
     fn deref(&self) -> &State {
         &self.0
     }
 }
 
-impl DerefMut for Locked {
+impl DerefMut for StateGuard {
     fn deref_mut(&mut self) -> &mut State {
         &mut self.0
     }
 }
 
-impl Drop for Locked {
+impl Drop for StateGuard {
     fn drop(&mut self) {
         HOLDER.store(0, Ordering::Relaxed);
     }

@@ -2,7 +2,7 @@
 
 use super::calls;
 use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::fork::ForkGeneration;
 use crate::memory::copy::{self, Fault};
 use crate::memory::keys::Span;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -22,9 +22,9 @@ fn too_much() -> Error {
 
 /// Addresses that a view takes of [`MOST`], until dropped.
 #[derive(Debug)]
-struct Taken(usize);
+struct AddressReservation(usize);
 
-impl Taken {
+impl AddressReservation {
     fn new(length: usize) -> Option<Self> {
         let more = |mapped: usize| mapped.checked_add(length).filter(|mapped| *mapped <= MOST);
         let one_more = |views: usize| (views < MOST_VIEWS).then_some(views + 1);
@@ -37,7 +37,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for AddressReservation {
     fn drop(&mut self) {
         MAPPED.fetch_sub(self.0, Ordering::Relaxed);
         VIEWS.fetch_sub(1, Ordering::Relaxed);
@@ -52,8 +52,8 @@ pub struct View {
     length: usize,
     /// The whole pages that are mapped.
     pages: (usize, usize),
-    born: Born,
-    _taken: Taken,
+    born: ForkGeneration,
+    _taken: AddressReservation,
 }
 
 impl View {
@@ -94,7 +94,7 @@ impl View {
             return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
         }
         let (from, whole) = (offset - before as u64, (before + length).next_multiple_of(page));
-        let taken = Taken::new(whole).ok_or_else(too_much)?;
+        let taken = AddressReservation::new(whole).ok_or_else(too_much)?;
         let write = if is_writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at a place that the kernel chooses.
         let address = unsafe {
@@ -138,7 +138,7 @@ impl View {
             return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
         }
         let whole = size.next_multiple_of(super::page_size());
-        let taken = Taken::new(whole).ok_or_else(too_much)?;
+        let taken = AddressReservation::new(whole).ok_or_else(too_much)?;
         let flags = if is_writable { 0 } else { libc::SHM_RDONLY };
         // SAFETY: a new mapping at a place that the kernel chooses.
         let address = unsafe { libc::shmat(segment, std::ptr::null(), flags) };
@@ -154,14 +154,14 @@ impl View {
     }
 
     /// Of `length` bytes, `before` bytes behind the beginning of these pages, which are mapped for it.
-    fn of(pages: (usize, usize), before: usize, length: usize, taken: Taken) -> Self {
+    fn of(pages: (usize, usize), before: usize, length: usize, taken: AddressReservation) -> Self {
         // SAFETY: our own fresh mapping.
         unsafe {
             calls::madvise(pages.0 as *mut _, pages.1, libc::MADV_DONTFORK);
             // It is not for a dump of this process's memory.
             calls::madvise(pages.0 as *mut _, pages.1, libc::MADV_DONTDUMP);
         }
-        Self { address: pages.0 + before, length, pages, born: Born::now(), _taken: taken }
+        Self { address: pages.0 + before, length, pages, born: ForkGeneration::now(), _taken: taken }
     }
 
     /// The same for memory of which nothing but whole pages can be had.
