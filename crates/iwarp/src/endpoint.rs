@@ -28,7 +28,7 @@ use adverb_core::rings::{Rings, Rounds, WorkNote};
 use adverb_core::transport::TakenOver;
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
-use adverb_samehost::{Carried, Copier};
+use adverb_samehost::{Copier, CopyProgress};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -626,7 +626,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
 }
 
 impl Copier for Endpoint {
-    fn carry_on(&self) -> Option<Carried> {
+    fn carry_on(&self) -> Option<CopyProgress> {
         if self.tx.try_lock().is_err() {
             return None;
         }
@@ -636,7 +636,7 @@ impl Copier for Endpoint {
         } else if self.rounds.go_on(&self.missed) {
             self.receive(By::Background);
         }
-        Some(if self.is_copying() { Carried::Part } else { Carried::All })
+        Some(if self.is_copying() { CopyProgress::Part } else { CopyProgress::All })
     }
 
     fn is_copying(&self) -> bool {

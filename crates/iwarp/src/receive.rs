@@ -19,7 +19,7 @@ use adverb_core::memory::{Reader, Span};
 use adverb_core::qp::ReceiveWork;
 use adverb_core::wire::Direction;
 use adverb_proto::iwarp::{Arrival, Fault, Receiver, Segment, Step, Terminate};
-use adverb_samehost::{Published, Terms};
+use adverb_samehost::{PublishedPair, Terms};
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::io;
@@ -81,7 +81,7 @@ pub(crate) struct Rx {
     /// The peer's process, if that is on this host, and its queue pair.
     near: Option<(Arc<Channel>, Named)>,
     /// What lets that process carry out operations here by itself.
-    published: Option<Published>,
+    published: Option<PublishedPair>,
     /// What comes through shared memory, if both ends are on this host.
     inbox: Option<Arc<Inbox>>,
     /// Messages that have come so.
@@ -213,7 +213,7 @@ impl Rx {
     }
 
     /// The peer's process carries out nothing here any more, once the result is dropped.
-    pub(crate) fn unpublish(&mut self) -> Option<Published> {
+    pub(crate) fn unpublish(&mut self) -> Option<PublishedPair> {
         self.published.take()
     }
 

@@ -12,12 +12,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::entry::Kind;
-use crate::layout::{LANES, Line};
+use crate::layout::{HAZARD_SLOTS, Line};
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::view::{Sides, heavy_fence};
 
 /// Words that any thread may take for one announcement. The others have holders.
-const SHARED: usize = LANES / 2;
+const SHARED: usize = HAZARD_SLOTS / 2;
 
 /// In place of an index: nothing of this kind is announced.
 pub const NOTHING: u32 = u32::MAX;
@@ -29,29 +29,29 @@ fn word(key: u32, pair: u32) -> u64 {
 }
 
 /// Announces what this process uses of the other's table. Any number of threads may do so, several at once.
-pub struct Announcer {
+pub struct HazardSlots {
     sides: Sides,
     /// Zero, or one: the word is in use in this process.
-    taken: [Line<AtomicU64>; LANES],
+    taken: [Line<AtomicU64>; HAZARD_SLOTS],
 }
 
 /// A word for announcements that its holder has for itself: announcing takes no locked instruction.
-pub struct Lane {
-    announcer: Arc<Announcer>,
+pub struct HazardSlot {
+    announcer: Arc<HazardSlots>,
     index: usize,
 }
 
 /// An announcement, until it is dropped.
 #[must_use = "an announcement that is dropped says nothing any more"]
-pub struct Announced<'a> {
+pub struct HazardGuard<'a> {
     announcement: &'a AtomicU64,
     /// To be given back with it.
     taken: Option<&'a AtomicU64>,
 }
 
-impl Announcer {
-    pub(crate) fn new(sides: Sides) -> Announcer {
-        Announcer { sides, taken: Default::default() }
+impl HazardSlots {
+    pub(crate) fn new(sides: Sides) -> HazardSlots {
+        HazardSlots { sides, taken: Default::default() }
     }
 
     /// Announces that an entry for a key and one for a queue pair are about to be used, either of which may be [`NOTHING`]. `None` while too many
@@ -61,7 +61,7 @@ impl Announcer {
     /// dropped; what was looked up before counts for nothing. Everything that is done to the owner's memory must be over before the drop: stores
     /// that go around the cache want a store fence first. Meanwhile the owner may be waiting, so it should be soon.
     #[inline]
-    pub fn announce(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
+    pub fn announce(&self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         let announced = self.announce_without_fence(key, pair);
         self.sides.light_fence();
         announced
@@ -69,18 +69,18 @@ impl Announcer {
 
     /// An announcement that the owner may still miss while the announcing thread finds what has been withdrawn.
     #[inline]
-    pub(crate) fn announce_without_fence(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
+    pub(crate) fn announce_without_fence(&self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         // Queue pairs that are used at the same time begin at different words.
         let first = pair as usize % SHARED;
         let lane = if self.take(first) { first } else { self.take_one_of(0..SHARED)? };
         let taken = Some(&self.taken[lane].0);
-        Some(Announced { announcement: self.say(lane, key, pair), taken })
+        Some(HazardGuard { announcement: self.say(lane, key, pair), taken })
     }
 
     /// A word of the caller's own, if there is one left. There are always some for [`announce`](Self::announce), too.
-    pub fn reserve(self: &Arc<Self>) -> Option<Lane> {
-        let index = self.take_one_of(SHARED..LANES)?;
-        Some(Lane { announcer: self.clone(), index })
+    pub fn reserve(self: &Arc<Self>) -> Option<HazardSlot> {
+        let index = self.take_one_of(SHARED..HAZARD_SLOTS)?;
+        Some(HazardSlot { announcer: self.clone(), index })
     }
 
     #[inline(always)]
@@ -105,23 +105,23 @@ impl Announcer {
     }
 }
 
-impl Lane {
-    /// As [`Announcer::announce`].
+impl HazardSlot {
+    /// As [`HazardSlots::announce`].
     #[inline(always)]
-    pub fn announce(&mut self, key: u32, pair: u32) -> Announced<'_> {
+    pub fn announce(&mut self, key: u32, pair: u32) -> HazardGuard<'_> {
         let announcement = self.announcer.say(self.index, key, pair);
         self.announcer.sides.light_fence();
-        Announced { announcement, taken: None }
+        HazardGuard { announcement, taken: None }
     }
 }
 
-impl Drop for Lane {
+impl Drop for HazardSlot {
     fn drop(&mut self) {
         self.announcer.taken[self.index].0.store(0, Release);
     }
 }
 
-impl Drop for Announced<'_> {
+impl Drop for HazardGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: all that the announcement was for has been done.
@@ -133,11 +133,11 @@ impl Drop for Announced<'_> {
 }
 
 /// Reads what the other process announces.
-pub struct Witness(Sides);
+pub struct HazardView(Sides);
 
-impl Witness {
-    pub(crate) fn new(sides: Sides) -> Witness {
-        Witness(sides)
+impl HazardView {
+    pub(crate) fn new(sides: Sides) -> HazardView {
+        HazardView(sides)
     }
 
     /// Whether the other process may be using an entry of this one's table, which has been withdrawn, and for which [`barrier`] has been called
@@ -156,12 +156,12 @@ impl Witness {
     }
 }
 
-/// Between withdrawing entries and the first [`Witness::is_announced`] about them: for the witnesses of all processes that may use them. One system
+/// Between withdrawing entries and the first [`HazardView::is_announced`] about them: for the witnesses of all processes that may use them. One system
 /// call, or none, whatever their number.
 ///
 /// Witnesses that are added meanwhile are not missed: a process that is sent the table only once its witness is where the caller
 /// looks finds the entries withdrawn.
-pub fn barrier<'a>(witnesses: impl Iterator<Item = &'a Witness> + Clone) {
+pub fn barrier<'a>(witnesses: impl Iterator<Item = &'a HazardView> + Clone) {
     let sides = witnesses.map(|witness| &witness.0);
     if !heavy_fence(sides.clone()) {
         // Once in a process's life. An announcement that was on its way without a fence is visible long before this is over; all later ones have fences.
@@ -218,7 +218,7 @@ mod tests {
         all.push(announce(100).unwrap());
         assert!(announce(101).is_none() && seen(100) && !seen(101));
 
-        let mut own: Vec<_> = (SHARED..LANES).map(|_| announcer.reserve().unwrap()).collect();
+        let mut own: Vec<_> = (SHARED..HAZARD_SLOTS).map(|_| announcer.reserve().unwrap()).collect();
         assert!(announcer.reserve().is_none());
         let mut last = own.pop().unwrap();
         let announced = last.announce(200, 200);

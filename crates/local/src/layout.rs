@@ -12,7 +12,7 @@ pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
 pub(crate) const MAX_RECORD: usize = (SLOTS / 2 * SLOT_WORDS - 1) * 8;
 
 /// Announcements that a side can have made at once.
-pub(crate) const LANES: usize = if cfg!(loom) { 2 } else { 16 };
+pub(crate) const HAZARD_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// The first word of a segment.
 #[cfg(not(loom))]
@@ -22,7 +22,7 @@ pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"adverbSM");
 pub(crate) const VERSION: u64 = 7;
 /// Bytes of a segment.
 #[cfg(not(loom))]
-pub(crate) const SIZE: usize = size_of::<Shared>();
+pub(crate) const SIZE: usize = size_of::<SegmentLayout>();
 
 /// A value with cache lines of its own: two, because processors fetch lines in pairs.
 #[derive(Default)]
@@ -43,7 +43,7 @@ pub(crate) struct Side {
     /// How many slots of the other side's ring this side's consumer has given back since the beginning, modulo 2^64.
     pub(crate) credit: Alone<AtomicU64>,
     /// What this side uses of the other's table: see [`crate::announce`].
-    pub(crate) announced: [Line<AtomicU64>; LANES],
+    pub(crate) announced: [Line<AtomicU64>; HAZARD_SLOTS],
 }
 
 /// Each is zero or one.
@@ -81,7 +81,7 @@ impl Default for Claims {
 /// The whole segment. A fresh one is all zeros but for its first two words.
 #[derive(Default)]
 #[repr(C)]
-pub(crate) struct Shared {
+pub(crate) struct SegmentLayout {
     pub(crate) magic: AtomicU64,
     pub(crate) version: AtomicU64,
     /// Not zero once the second side is taken.
@@ -99,13 +99,13 @@ const _: () = assert!(SIZE == 40 * 1024);
 
 /// Where the announcements of both sides lie in a segment, in bytes: for tests that lie there.
 #[cfg(not(loom))]
-pub const ANNOUNCEMENTS: [[usize; LANES]; 2] = {
-    let mut places = [[0; LANES]; 2];
+pub const ANNOUNCEMENTS: [[usize; HAZARD_SLOTS]; 2] = {
+    let mut places = [[0; HAZARD_SLOTS]; 2];
     let (mut side, step) = (0, size_of::<Line<AtomicU64>>());
     while side < 2 {
-        let first = offset_of!(Shared, sides) + side * size_of::<Side>() + offset_of!(Side, announced);
+        let first = offset_of!(SegmentLayout, sides) + side * size_of::<Side>() + offset_of!(Side, announced);
         let mut lane = 0;
-        while lane < LANES {
+        while lane < HAZARD_SLOTS {
             places[side][lane] = first + lane * step;
             lane += 1;
         }

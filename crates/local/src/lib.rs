@@ -8,7 +8,7 @@
 //! [`Record::claim`]).
 //!
 //! For one-sided operations, each process has a [`Table`] of what others may use of its memory, which they map, and says in the segment what it
-//! is using of the other's at this instant ([`Announcer`]), so that taking an entry back can wait for those who use it ([`Witness`]).
+//! is using of the other's at this instant ([`HazardSlots`]), so that taking an entry back can wait for those who use it ([`HazardView`]).
 //!
 //! What the records and the entries mean is the business of the transport above. Nothing here trusts the other process: it may write anything to any
 //! word of the segment at any time. All of the segment is atomic words, so that is no data race; what is read is judged after it has been copied
@@ -46,7 +46,7 @@ mod sync;
 pub mod table;
 mod view;
 
-pub use announce::{Announced, Announcer, Lane, Witness};
+pub use announce::{HazardGuard, HazardSlot, HazardSlots, HazardView};
 #[cfg(not(loom))]
 pub use doorbell::Doorbell;
 pub use entry::{Kind, Stamp, WORDS};

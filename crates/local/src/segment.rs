@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::announce::{Announcer, Witness};
-use crate::layout::{MAGIC, SIZE, Shared, VERSION, Which};
+use crate::announce::{HazardSlots, HazardView};
+use crate::layout::{MAGIC, SIZE, SegmentLayout, VERSION, Which};
 use crate::membarrier::Registration;
 use crate::memory::{self, Mapping, SEALS, Words, invalid};
 use crate::ring::{Consumer, Producer};
@@ -14,14 +14,14 @@ use crate::sync::Ordering::{Acquire, Relaxed, Release};
 use crate::view::{Sides, View};
 
 // SAFETY: atomic words and padding.
-unsafe impl Words for Shared {}
+unsafe impl Words for SegmentLayout {}
 
 const NAME: &CStr = c"adverb-local";
 const PROTECTION: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// One process's share of a segment, before it is taken apart into its halves. The memory goes when both of these are gone, in both processes.
 pub struct Segment {
-    memory: Arc<Mapping<Shared>>,
+    memory: Arc<Mapping<SegmentLayout>>,
     which: Which,
     registration: Registration,
 }
@@ -33,9 +33,9 @@ pub struct Parts {
     /// Of the ring that this side reads.
     pub consumer: Consumer,
     /// Says what of the other side's [`table`](crate::table) this one uses.
-    pub announcer: Announcer,
+    pub announcer: HazardSlots,
     /// Reads what the other side uses of this one's.
-    pub witness: Witness,
+    pub witness: HazardView,
 }
 
 impl Segment {
@@ -49,9 +49,9 @@ impl Segment {
 
     /// As [`create`](Self::create), by a process with this registration for membarrier(2).
     pub fn create_with(registration: Registration) -> io::Result<(Segment, OwnedFd)> {
-        let file = memory::create::<Shared>(NAME)?;
+        let file = memory::create::<SegmentLayout>(NAME)?;
         memory::seal(&file, SEALS)?;
-        let memory = Mapping::<Shared>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
+        let memory = Mapping::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
         memory.version.store(VERSION, Relaxed);
         memory.magic.store(MAGIC, Release);
         Ok((Segment { memory: Arc::new(memory), which: Which::Creator, registration }, file.into()))
@@ -65,8 +65,8 @@ impl Segment {
 
     /// As [`open`](Self::open), by a process with this registration for membarrier(2).
     pub fn open_with(descriptor: OwnedFd, registration: Registration) -> io::Result<Segment> {
-        let file = memory::open::<Shared>(descriptor, SEALS)?;
-        let memory = Mapping::<Shared>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
+        let file = memory::open::<SegmentLayout>(descriptor, SEALS)?;
+        let memory = Mapping::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
         if memory.magic.load(Acquire) != MAGIC || memory.version.load(Relaxed) != VERSION {
             return Err(invalid("the memory is no segment, or one of another version"));
         }
@@ -89,8 +89,8 @@ impl Segment {
         Parts {
             producer: Producer::new(view(self.which)),
             consumer: Consumer::new(view(self.which.other())),
-            announcer: Announcer::new(sides()),
-            witness: Witness::new(sides()),
+            announcer: HazardSlots::new(sides()),
+            witness: HazardView::new(sides()),
         }
     }
 }
@@ -113,13 +113,13 @@ mod tests {
         assert_eq!(kind(Segment::open(again)), io::ErrorKind::InvalidData);
         drop(segment);
 
-        let file = memory::create::<Shared>(NAME).unwrap();
+        let file = memory::create::<SegmentLayout>(NAME).unwrap();
         let open = |file: &File| kind(Segment::open(file.as_fd().try_clone_to_owned().unwrap()));
         assert_eq!(open(&file), io::ErrorKind::InvalidData, "not sealed");
         memory::seal(&file, SEALS).unwrap();
         assert_eq!(open(&file), io::ErrorKind::InvalidData, "without a header");
 
-        let file = memory::create::<Shared>(NAME).unwrap();
+        let file = memory::create::<SegmentLayout>(NAME).unwrap();
         file.set_len(SIZE as u64 / 2).unwrap();
         memory::seal(&file, SEALS).unwrap();
         assert_eq!(open(&file), io::ErrorKind::InvalidData, "too short");

@@ -2,11 +2,11 @@
 //!
 //! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the name that it knows from elsewhere. What
 //! the words of an entry mean is the business of the transport above. Before looking, the other process announces the entry
-//! ([`Announcer`](crate::Announcer)); after withdrawing, the owner waits until nobody announces it any more:
+//! ([`HazardSlots`](crate::HazardSlots)); after withdrawing, the owner waits until nobody announces it any more:
 //!
 //! 1. [`Table::withdraw`]
 //! 2. [`announce::barrier`](crate::announce::barrier), for all processes that have the table
-//! 3. until it says no, for each of them: [`Witness::is_announced`](crate::Witness::is_announced)
+//! 3. until it says no, for each of them: [`HazardView::is_announced`](crate::HazardView::is_announced)
 //!
 //! Then nobody uses what the entry stood for, and the entry may be published anew.
 //!

@@ -3,15 +3,15 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::layout::{Claims, SLOT_WORDS, SLOTS, Shared, Side, Slots, Which};
+use crate::layout::{Claims, SLOT_WORDS, SLOTS, SegmentLayout, Side, Slots, Which};
 use crate::membarrier::{self, Registration};
 use crate::ring::words;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
 
 #[cfg(not(loom))]
-type Memory = crate::memory::Mapping<Shared>;
+type Memory = crate::memory::Mapping<SegmentLayout>;
 #[cfg(loom)]
-type Memory = Shared;
+type Memory = SegmentLayout;
 
 /// What the two sides of a segment say, as one of them sees it.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ unsafe impl Sync for Sides {}
 impl Sides {
     /// Seen by side `which`.
     pub(crate) fn new(memory: &Arc<Memory>, which: Which, registration: Registration) -> Sides {
-        let shared: &Shared = memory;
+        let shared: &SegmentLayout = memory;
         let own = &shared.sides[which as usize];
         own.flags.0.membarrier.store(registration.is_taken().into(), Relaxed);
         // See `heavy_fence`.
@@ -111,7 +111,7 @@ unsafe impl Sync for View {}
 impl View {
     /// The view of a side into the ring that `producer` writes.
     pub(crate) fn new(sides: Sides, memory: &Arc<Memory>, producer: Which) -> View {
-        let shared: &Shared = memory;
+        let shared: &SegmentLayout = memory;
         let (slots, claims) = (&shared.rings[producer as usize], &shared.claims[producer as usize]);
         View { sides, slots: NonNull::from(slots), claims: NonNull::from(claims) }
     }

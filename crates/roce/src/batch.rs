@@ -79,7 +79,7 @@ impl Way {
 
 /// What became of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flushed {
+pub(crate) enum FlushOutcome {
     /// Everything has left.
     All,
     /// The socket is full; the rest waits in the batch.
@@ -222,7 +222,7 @@ impl Batch {
     }
 
     /// Sends what is there. Returns the number of system calls, too.
-    pub(crate) fn flush(&mut self, socket: &Socket) -> (Flushed, u64) {
+    pub(crate) fn flush(&mut self, socket: &Socket) -> (FlushOutcome, u64) {
         let mut calls = 0;
         while self.sent < self.trains.len() {
             calls += 1;
@@ -230,7 +230,7 @@ impl Batch {
                 Ok(count) => self.sent += count.max(1),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    Some(libc::EAGAIN | libc::ENOBUFS) => return (Flushed::Full, calls),
+                    Some(libc::EAGAIN | libc::ENOBUFS) => return (FlushOutcome::Full, calls),
                     _ => {
                         self.cannot_send(&error);
                         self.sent += 1;
@@ -241,7 +241,7 @@ impl Batch {
         self.end = 0;
         self.trains.clear();
         (self.sent, self.judged) = (0, 0);
-        (Flushed::All, calls)
+        (FlushOutcome::All, calls)
     }
 
     /// A datagram that the system refuses is a lost one: the protocol repeats it, or gives up.
@@ -318,7 +318,7 @@ mod tests {
                     .unwrap();
             }
             assert!(!from.segments() || batch.trains.len() < lengths.len());
-            while batch.flush(&from).0 != Flushed::All {}
+            while batch.flush(&from).0 != FlushOutcome::All {}
             let flow = Flow {
                 source: address,
                 destination: address,

@@ -4,10 +4,10 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn, Via};
 use crate::host;
 use crate::local::{self, Carrier};
-use crate::locate::{Known, Wanted};
+use crate::locate::{Location, LocationQuery};
 use crate::net::MULTICAST;
 use crate::observer;
-use crate::peer::{Peer, Sent};
+use crate::peer::{Peer, SentTotals};
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::{Reader, Source};
@@ -179,7 +179,7 @@ impl DatagramLink {
         drop(outlet);
         self.psn = (self.psn + 1) & 0xff_ffff;
         if let Some(peer) = peer {
-            let sent = Sent { cost: work.length + PACKET_COST, begun: 1 };
+            let sent = SentTotals { cost: work.length + PACKET_COST, begun: 1 };
             peer.charge(&endpoint.net, batch, way, sent, now);
         }
         counters.tx_frames.add(1);
@@ -208,15 +208,15 @@ impl DatagramLink {
             carrier = known;
         } else {
             let (lane, own) = (&endpoint.lane, endpoint.number());
-            let wanted = Wanted { local: route.source, peer: route.peer(), number };
+            let wanted = LocationQuery { local: route.source, peer: route.peer(), number };
             match net.locator.find(net, lane, wanted, own, false) {
-                Known::At(place) => {
+                Location::At(place) => {
                     route.port = place.port;
                     let known = net.peers.of(route.destination, place.port);
                     known.learn_place(place);
                     peer = Some(known);
                 }
-                Known::Asking => return Ok(None),
+                Location::Asking => return Ok(None),
             }
         }
         let road = Road { way: endpoint.lane.way(route), peer, carrier };

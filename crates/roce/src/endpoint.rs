@@ -15,7 +15,7 @@ use crate::gid::Gids;
 use crate::lane::Lane;
 use crate::link::Link;
 use crate::local::{Behind, Beside, Delivery};
-use crate::locate::{Known, Place, Wanted};
+use crate::locate::{Location, LocationQuery, Place};
 use crate::lock;
 use crate::net::Net;
 use crate::route::Route;
@@ -99,7 +99,7 @@ pub(crate) enum Via<'a> {
 }
 
 /// What a look at the deadlines has found.
-pub(crate) struct Served {
+pub(crate) struct DeadlineScan {
     /// The next one.
     pub(crate) deadline: Option<Duration>,
     /// There is something to send.
@@ -205,9 +205,9 @@ impl Endpoint {
     /// Packets go by the network: finds out behind which port the peer's queue pair lives.
     pub(crate) fn locate(&self, route: Route, number: u32) {
         // What is known from before may be somebody else's by now.
-        let wanted = Wanted { local: route.source, peer: route.peer(), number };
+        let wanted = LocationQuery { local: route.source, peer: route.peer(), number };
         let known = self.net.locator.find(&self.net, &self.lane, wanted, self.number(), true);
-        if let Known::At(place) = known {
+        if let Location::At(place) = known {
             self.located(number, place);
         }
     }

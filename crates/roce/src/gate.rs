@@ -42,12 +42,12 @@ pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
     /// Groups and interfaces that somebody joins at this instant, and the answer once there is one.
-    wishes: Mutex<HashMap<(IpAddr, u32), Option<Joined>>>,
+    wishes: Mutex<HashMap<(IpAddr, u32), Option<JoinResult>>>,
     answered: Condvar,
 }
 
 /// What has become of a wish to join a group: its packets arrive here, or why not (an errno).
-type Joined = std::result::Result<(), i32>;
+type JoinResult = std::result::Result<(), i32>;
 
 #[derive(Default)]
 enum State {
@@ -308,7 +308,7 @@ impl Gate {
         own: &Groups,
         group: IpAddr,
         interface: u32,
-        answer: Joined,
+        answer: JoinResult,
         from: &Arc<Connection>,
     ) {
         let is_holder =
@@ -320,7 +320,7 @@ impl Gate {
 
     /// Packets of a group arrive here from now on, or cannot be had: whoever waits for that is told. Where nobody waits, a new holder has been asked for
     /// what the one before had joined.
-    fn settle_wish(&self, own: &Groups, group: IpAddr, interface: u32, answer: Joined) {
+    fn settle_wish(&self, own: &Groups, group: IpAddr, interface: u32, answer: JoinResult) {
         if let Some(wish) = lock(&self.wishes).get_mut(&(group, interface)) {
             *wish = Some(answer);
             self.answered.notify_all();
@@ -391,12 +391,12 @@ impl Gate {
 const LIMITS: &str = "queue pairs of this process reach peers whose addresses they know, but connection requests and other \
                       processes' questions do not arrive here. Device iwarp0 needs no such port";
 
-fn join(socket: &Socket, group: IpAddr, interface: u32) -> Joined {
+fn join(socket: &Socket, group: IpAddr, interface: u32) -> JoinResult {
     socket.multicast(group, interface, true).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// What a holder says that cannot have a group's packets: there is a reason.
-pub(crate) fn refusal(errno: u16) -> Joined {
+pub(crate) fn refusal(errno: u16) -> JoinResult {
     Err(if errno == 0 { libc::EIO } else { errno.into() })
 }
 

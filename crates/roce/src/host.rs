@@ -110,7 +110,7 @@ impl RequesterHost for Requests<'_> {
 
 /// Bytes of reads that are taken before their answers are sent, since something behind them is about to change them.
 // PRACTICE-ORDER-2
-pub(crate) struct Kept {
+pub(crate) struct KeptReads {
     /// The bytes of each, oldest first, and their place.
     reads: VecDeque<(u32, Box<[u8]>)>,
     /// All of them.
@@ -121,7 +121,7 @@ pub(crate) struct Kept {
     pub(crate) longest: u32,
 }
 
-impl Kept {
+impl KeptReads {
     /// So many bytes are kept at most, for one queue pair. As much as another adverb has under way over a network.
     const MOST: usize = 1 << 20;
 
@@ -188,7 +188,7 @@ pub(crate) struct Responses<'a> {
     /// Nobody else counts what comes in ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
     /// What is kept of reads.
-    kept: &'a mut Kept,
+    kept: &'a mut KeptReads,
     /// A receive has completed.
     pub(crate) has_completed: bool,
     /// What is refused has been told to the log.
@@ -211,7 +211,7 @@ impl<'a> Responses<'a> {
         elsewhere: &'a Source<'a>,
         taken: &'a mut Option<ReceiveWork>,
         reader: &'a mut Reader,
-        kept: &'a mut Kept,
+        kept: &'a mut KeptReads,
     ) -> Self {
         Self {
             queues,

@@ -22,10 +22,10 @@ use std::time::Duration;
 const MOST: usize = 1 << 16;
 
 /// The faults of a lane.
-pub(crate) struct Impaired {
+pub(crate) struct LaneFaults {
     wire: &'static dyn Wire,
-    leaving: Mutex<Held<Parcel>>,
-    coming: Mutex<Held<Stray>>,
+    leaving: Mutex<DelayQueue<Parcel>>,
+    coming: Mutex<DelayQueue<Stray>>,
     /// What looks at both when it is time, and when that is.
     alarm: Arc<Alarm>,
     armed: Mutex<Option<Duration>>,
@@ -37,7 +37,7 @@ pub(crate) struct Parcel {
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Impaired {
+impl LaneFaults {
     /// Those of a lane, if there are any.
     pub(crate) fn of(lane: &Weak<Lane>) -> Option<Self> {
         let wire = wire::get()?;
@@ -63,7 +63,7 @@ impl Impaired {
         fate
     }
 
-    /// Takes a packet that has come: what of it is taken in, and when, is found by [`Impaired::due`]. Those that are only handed on to another process
+    /// Takes a packet that has come: what of it is taken in, and when, is found by [`LaneFaults::due`]. Those that are only handed on to another process
     /// are left alone.
     pub(crate) fn comes(&self, lane: &Lane, arrival: &Arrival<'_>, is_ours: bool, now: Duration) {
         let fate = if is_ours {
@@ -104,7 +104,7 @@ impl Impaired {
         lock(&self.leaving).due(now)
     }
 
-    fn keep<T>(&self, lane: &Lane, held: &Mutex<Held<T>>, packet: T, wait: Duration, now: Duration) {
+    fn keep<T>(&self, lane: &Lane, held: &Mutex<DelayQueue<T>>, packet: T, wait: Duration, now: Duration) {
         // It waits for ever.
         if wait == Duration::MAX {
             return;
@@ -170,18 +170,18 @@ fn damage(bytes: &mut [u8], word: u64) {
 }
 
 /// Packets by the time at which they go on. Those of one time go in the order in which they have come.
-pub(crate) struct Held<T> {
+pub(crate) struct DelayQueue<T> {
     packets: BTreeMap<(Duration, u64), T>,
     number: u64,
 }
 
-impl<T> Default for Held<T> {
+impl<T> Default for DelayQueue<T> {
     fn default() -> Self {
         Self { packets: BTreeMap::new(), number: 0 }
     }
 }
 
-impl<T> Held<T> {
+impl<T> DelayQueue<T> {
     /// Keeps a packet, if there is room.
     pub(crate) fn add(&mut self, packet: T, time: Duration) {
         if self.packets.len() < MOST {
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn packets_go_on_by_their_times_and_then_in_their_order() {
-        let mut held = Held::default();
+        let mut held = DelayQueue::default();
         let after = Duration::from_millis;
         held.add('c', after(3));
         held.add('a', after(1));

@@ -4,15 +4,15 @@
 //! gets the receive try-lock takes in what has arrived, whoever gets the transmit try-lock sends for everybody and looks again after letting
 //! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::guard`]).
 
-use crate::batch::{Batch, Flushed, Way};
+use crate::batch::{Batch, FlushOutcome, Way};
 use crate::company;
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
-use crate::impaired::Impaired;
-use crate::local::{Carrier, Seen};
+use crate::impaired::LaneFaults;
+use crate::local::{Carrier, ChannelSnapshot};
 use crate::net::{Net, Table};
 use crate::order;
-use crate::socket::{Buffers, Received, Socket};
+use crate::socket::{Buffers, Socket, TrainReceipt};
 use crate::sweep::Sweep;
 use crate::time;
 use crate::{lock, lock_until};
@@ -58,7 +58,7 @@ pub(crate) struct Lane {
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
     /// What its polls know of the channels.
-    channels: Lock<Seen>,
+    channels: Lock<ChannelSnapshot>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
     /// Those that may owe an acknowledgement.
@@ -66,7 +66,7 @@ pub(crate) struct Lane {
     /// How many of them do at this instant.
     owes: AtomicU32,
     /// Those that have a deadline.
-    timed: Mutex<Timed>,
+    timed: Mutex<TimedEndpoints>,
     /// Those of them that are being looked at.
     looking: Mutex<Vec<Arc<Endpoint>>>,
     /// The earliest of them in nanoseconds, or more.
@@ -90,7 +90,7 @@ pub(crate) struct Lane {
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
     /// Faults of the wire.
-    pub(crate) impaired: Option<Impaired>,
+    pub(crate) impaired: Option<LaneFaults>,
     /// What the timers call, made once.
     tick: OnceLock<Arc<Tick>>,
     acknowledge: OnceLock<Arc<Acknowledge>>,
@@ -102,7 +102,7 @@ struct Rx {
 }
 
 #[derive(Default)]
-struct Timed {
+struct TimedEndpoints {
     endpoints: Vec<Arc<Endpoint>>,
     /// When the background thread looks, and its timer.
     tick: Option<(Duration, Timer)>,
@@ -147,7 +147,7 @@ impl Lane {
             gathering: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
-            impaired: Impaired::of(this),
+            impaired: LaneFaults::of(this),
             tick: OnceLock::new(),
             acknowledge: OnceLock::new(),
         });
@@ -172,7 +172,7 @@ impl Lane {
     /// A channel has ended: a lane that nobody polls does not hold it either.
     pub(crate) fn forget_channels(&self) {
         if let Some(mut channels) = self.channels.try_lock() {
-            *channels = Seen::default();
+            *channels = ChannelSnapshot::default();
         }
     }
 
@@ -300,7 +300,7 @@ impl Lane {
     }
 
     /// One system call's worth.
-    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> Received {
+    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> TrainReceipt {
         let table = self.net.endpoints();
         let mut received = self.socket.receive(buffers);
         if let Some(impaired) = &self.impaired {
@@ -324,7 +324,7 @@ impl Lane {
                 }
                 received
             }
-            Err(_) => Received::default(),
+            Err(_) => TrainReceipt::default(),
         }
     }
 
@@ -332,10 +332,10 @@ impl Lane {
     #[cold]
     fn take_in_impaired(
         &self,
-        impaired: &Impaired,
+        impaired: &LaneFaults,
         table: &Table,
         buffers: &Buffers,
-        received: &mut io::Result<Received>,
+        received: &mut io::Result<TrainReceipt>,
         sweep: &mut Sweep,
     ) {
         let now = time::now();
@@ -351,7 +351,7 @@ impl Lane {
             |arrival| self.net.arrived(table, arrival, now, sweep),
         );
         if let (false, Err(_)) = (due.is_empty(), &received) {
-            *received = Ok(Received { trains: due.len(), ..Received::default() });
+            *received = Ok(TrainReceipt { trains: due.len(), ..TrainReceipt::default() });
         }
     }
 
@@ -366,7 +366,7 @@ impl Lane {
         }
     }
 
-    fn send_due(&self, impaired: &Impaired, batch: &mut Batch) {
+    fn send_due(&self, impaired: &LaneFaults, batch: &mut Batch) {
         for parcel in impaired.due_to_leave(time::now()) {
             if !batch.has_room() {
                 let _ = self.flush(batch);
@@ -379,7 +379,7 @@ impl Lane {
 
     /// The process exits: what is on a slow wire still arrives.
     #[cold]
-    fn send_kept(&self, impaired: &Impaired, batch: &mut Batch) {
+    fn send_kept(&self, impaired: &LaneFaults, batch: &mut Batch) {
         let until = time::now() + LAST_WORD;
         while let Some(next) = impaired.next_to_leave().filter(|next| *next <= until) {
             std::thread::sleep(next.saturating_sub(time::now()));
@@ -389,7 +389,7 @@ impl Lane {
 
     /// Asks the wire about what is about to leave.
     #[cold]
-    fn judge(&self, impaired: &Impaired, batch: &mut Batch) {
+    fn judge(&self, impaired: &LaneFaults, batch: &mut Batch) {
         let now = time::now();
         batch.judge(|route, bytes| {
             let fate = impaired.leaves(self, route, bytes, now);
@@ -553,7 +553,7 @@ impl Lane {
         loop {
             let (flushed, calls) = batch.flush(&self.socket);
             counters.tx_calls.add(calls);
-            if flushed == Flushed::All {
+            if flushed == FlushOutcome::All {
                 if self.is_full.swap(false, Ordering::SeqCst) {
                     self.set_interest(READABLE | EDGE);
                 }
@@ -628,7 +628,7 @@ impl Lane {
         }
     }
 
-    fn expect(&self, timed: &mut Timed, deadline: Duration) {
+    fn expect(&self, timed: &mut TimedEndpoints, deadline: Duration) {
         self.earliest.fetch_min(deadline.as_nanos() as u64, Ordering::Relaxed);
         let look = deadline + SLACK;
         if timed.tick.is_some_and(|(when, _)| when <= look + SLACK) {

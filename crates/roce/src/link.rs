@@ -15,7 +15,7 @@ mod tally;
 
 use crate::batch::Way;
 use crate::endpoint::Endpoint;
-use crate::host::{Kept, NOWHERE, Requests};
+use crate::host::{KeptReads, NOWHERE, Requests};
 use crate::lane::Lane;
 use crate::local::{Carrier, Near};
 use crate::peer::Peer;
@@ -26,7 +26,7 @@ use adverb_core::memory::Reader;
 use adverb_core::qp::{Attributes, Path, Queues, ReceiveWork, Service, State, Transition};
 use adverb_proto::ib::{Access, Requester, RequesterOptions, Responder, ResponderOptions};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
-use held::Held;
+use held::HeldPackets;
 use requesting::Requesting;
 
 pub(crate) use tally::Tally;
@@ -43,7 +43,7 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 
 /// What a packet has brought.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct PacketEffect {
     /// There is something to send now.
     pub(crate) transmit: bool,
     /// An acknowledgement is owed, which may wait for company.
@@ -80,9 +80,9 @@ pub(crate) struct Link {
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
     /// What reads of the peer have been kept of its memory.
-    kept: Kept,
+    kept: KeptReads,
     /// Requests behind those of which nothing more can be kept.
-    held: Held,
+    held: HeldPackets,
     mtu: u32,
     service: adverb_proto::ib::Service,
     reliable: bool,
@@ -166,8 +166,8 @@ impl Link {
             destination: attributes.destination,
             incoming: incoming(endpoint, &route),
             taken: None,
-            kept: Kept::new(),
-            held: Held::default(),
+            kept: KeptReads::new(),
+            held: HeldPackets::default(),
             mtu: attributes.path_mtu.max(256),
             service,
             reliable,

@@ -168,21 +168,21 @@ struct Question {
 
 impl Question {
     /// One that has not been put yet.
-    fn new(wanted: Wanted, lane: Weak<Lane>, askers: Vec<u32>) -> Self {
-        let Wanted { local, peer, number } = wanted;
+    fn new(wanted: LocationQuery, lane: Weak<Lane>, askers: Vec<u32>) -> Self {
+        let LocationQuery { local, peer, number } = wanted;
         Self { number, local, peer, lane, askers, asked: 0, hurries: 0, sent: Duration::ZERO }
     }
 }
 
 /// A question that has ended: who is to be told, and what.
-struct Settled {
+struct SettledQuestion {
     askers: Vec<u32>,
     number: u32,
     place: Place,
 }
 
 /// What is put because of another's question, by its transaction.
-enum Returned {
+enum CounterQuestion {
     /// A question that is under way already, once more.
     Again(u64),
     New(u64),
@@ -190,7 +190,7 @@ enum Returned {
 
 /// A queue pair to be found.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct LocationQuery {
     /// Our address that asks.
     pub(crate) local: IpAddr,
     /// The address that it is at.
@@ -232,7 +232,7 @@ impl Place {
 
 /// What is known of where a queue pair lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum Location {
     /// Here.
     At(Place),
     /// Not yet: the asker's turn comes when the answer is there, or soon.
@@ -262,18 +262,18 @@ impl Locator {
         &self,
         net: &Arc<Net>,
         lane: &Arc<Lane>,
-        wanted: Wanted,
+        wanted: LocationQuery,
         asker: u32,
         again: bool,
-    ) -> Known {
-        let Wanted { local, peer, number } = wanted;
+    ) -> Location {
+        let LocationQuery { local, peer, number } = wanted;
         // Numbers of one address belong to one process each, so nobody else can have it.
         // The table is asked for own ones alone: the caller has a queue pair's lock.
         if peer.ip() == local
             && net.owns(block_of(number))
             && let Some(endpoint) = net.endpoint(number)
         {
-            return Known::At(Place::of(&endpoint.lane));
+            return Location::At(Place::of(&endpoint.lane));
         }
         let subject = (peer.ip(), number);
         let (known, stranger) = {
@@ -283,7 +283,7 @@ impl Locator {
         if let Some(place) = known
             && !again
         {
-            return Known::At(place);
+            return Location::At(place);
         }
         let transaction = {
             let mut questions = lock(&self.questions);
@@ -296,7 +296,7 @@ impl Locator {
                 Some(questions.add(Question::new(wanted, Arc::downgrade(lane), vec![asker])))
             } else {
                 // Bounded; who is not told now goes on by port 4791.
-                return Known::At(known.unwrap_or(Place::STRANGE));
+                return Location::At(known.unwrap_or(Place::STRANGE));
             }
         };
         if let Some(transaction) = transaction
@@ -307,9 +307,9 @@ impl Locator {
             let _ = engine.reactor.set_timer(Duration::ZERO, again);
         }
         match known {
-            Some(place) => Known::At(place),
-            None if stranger => Known::At(Place::STRANGE),
-            None => Known::Asking,
+            Some(place) => Location::At(place),
+            None if stranger => Location::At(Place::STRANGE),
+            None => Location::Asking,
         }
     }
 
@@ -391,8 +391,8 @@ impl Locator {
     fn ask_back(&self, net: &Arc<Net>, endpoint: &Endpoint, asker: u32, from: MadSource) {
         let lane = (endpoint.queues.service == Service::Ud).then(|| Arc::downgrade(&endpoint.lane));
         match self.returns(lane, asker, from, time::now()) {
-            Some(Returned::Again(transaction)) => self.send(net, transaction),
-            Some(Returned::New(transaction)) => self.put(net, transaction),
+            Some(CounterQuestion::Again(transaction)) => self.send(net, transaction),
+            Some(CounterQuestion::New(transaction)) => self.put(net, transaction),
             None => {}
         }
     }
@@ -404,7 +404,7 @@ impl Locator {
         asker: u32,
         from: MadSource,
         now: Duration,
-    ) -> Option<Returned> {
+    ) -> Option<CounterQuestion> {
         let subject = (from.peer, asker);
         if !self.returned.allows(from.peer, now) {
             return None;
@@ -414,12 +414,12 @@ impl Locator {
         if let Some((transaction, question)) = questions.about(subject) {
             let hurries = question.hurries < HURRIES && now >= question.sent + HURRY_AFTER;
             question.hurries += u32::from(hurries);
-            return hurries.then_some(Returned::Again(transaction));
+            return hurries.then_some(CounterQuestion::Again(transaction));
         }
         let lane = lane.filter(|_| !known && questions.by_transaction.len() < CROWDED)?;
-        let wanted = Wanted { local: from.local, peer: from.reply_to(), number: asker };
+        let wanted = LocationQuery { local: from.local, peer: from.reply_to(), number: asker };
         let question = Question::new(wanted, lane, Vec::new());
-        Some(Returned::New(questions.add(question)))
+        Some(CounterQuestion::New(questions.add(question)))
     }
 
     /// An answer has come.
@@ -430,7 +430,7 @@ impl Locator {
     }
 
     /// Keeps what an answer says, if it is one to a question of ours.
-    fn believe(&self, answer: &Message, from: MadSource) -> Option<Settled> {
+    fn believe(&self, answer: &Message, from: MadSource) -> Option<SettledQuestion> {
         let expected = {
             let questions = lock(&self.questions);
             // Nobody but the one who was asked answers.
@@ -458,7 +458,7 @@ impl Locator {
     }
 
     /// Ends a question, and keeps what has come of it.
-    fn end(&self, transaction: u64, place: Option<Place>) -> Option<Settled> {
+    fn end(&self, transaction: u64, place: Option<Place>) -> Option<SettledQuestion> {
         let question = {
             let mut questions = lock(&self.questions);
             let question = questions.by_transaction.remove(&transaction)?;
@@ -471,7 +471,7 @@ impl Locator {
         }
         let place = place.unwrap_or(Place::STRANGE);
         self.keep((question.peer.ip(), question.number), place);
-        Some(Settled { askers: question.askers, number: question.number, place })
+        Some(SettledQuestion { askers: question.askers, number: question.number, place })
     }
 
     fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, place: Place) {
@@ -692,7 +692,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 // As `find` asks.
                 let mut questions = lock(&locator.questions);
                 if questions.about((peer, number)).is_none() {
-                    let wanted = Wanted { local, peer: from.reply_to(), number };
+                    let wanted = LocationQuery { local, peer: from.reply_to(), number };
                     let question = Question::new(wanted, Weak::new(), vec![1]);
                     asked.push((questions.add(question), (peer, number)));
                 }
@@ -700,8 +700,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             1 | 2 => {
                 let lane = (choice & 8 == 0).then(Weak::new);
                 match locator.returns(lane, number, from, now) {
-                    Some(Returned::New(transaction)) => asked.push((transaction, (peer, number))),
-                    Some(Returned::Again(transaction)) => {
+                    Some(CounterQuestion::New(transaction)) => asked.push((transaction, (peer, number))),
+                    Some(CounterQuestion::Again(transaction)) => {
                         assert!(asked.iter().any(|(known, _)| *known == transaction));
                     }
                     None => {}

@@ -39,9 +39,9 @@ use adverb_core::reactor::{Readiness, Source, Timer};
 use adverb_proto::cm::{self, Config, Event};
 use adverb_wire::ib::cm::{RejectReason, Rep, Req, SidrReq, gid, sidr_status};
 use adverb_wire::ib::mad::MAD_LEN;
-use incoming::{Asked, Incoming};
+use incoming::{Incoming, IncomingRequest};
 use link::{Handle, Link, New};
-use listener::{Held, Listening};
+use listener::{HeldPort, Listening};
 use message::{DATAGRAM_LIMITS, Ends, LIMITS, Own};
 use route::Service;
 use std::collections::HashMap;
@@ -497,7 +497,7 @@ impl Manager {
             peer,
             ends,
             own,
-            asked: Asked::Connection { request, agreement },
+            asked: IncomingRequest::Connection { request, agreement },
             private_data,
             answered: false,
         };
@@ -523,7 +523,7 @@ impl Manager {
                 peer: peer.remote(addresses.source_port),
             },
             own: Own { psn: 0, mtu: 0 },
-            asked: Asked::Datagrams,
+            asked: IncomingRequest::Datagrams,
             private_data: data.to_vec(),
             answered: false,
         };
@@ -689,7 +689,7 @@ impl ConnectionBackend for Manager {
     }
 
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
-        Ok(Box::new(Held::new(self.this(), local, options)?))
+        Ok(Box::new(HeldPort::new(self.this(), local, options)?))
     }
 
     fn connect(

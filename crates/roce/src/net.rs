@@ -21,7 +21,7 @@ use crate::raw::Steering;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
 use crate::strangers::{self, Purpose, Strangers};
-use crate::strays::{Noted, Strays};
+use crate::strays::{NoteOutcome, Strays};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
 use adverb_core::cq::{self, CompletionQueue};
@@ -426,9 +426,9 @@ impl Net {
 
     fn keep_stray(&self, arrival: &Arrival<'_>) {
         match self.strays.note(arrival) {
-            Noted::Kept => {}
-            Noted::Damaged => self.counters().damaged.add(1),
-            Noted::TooMany => self.counters().dropped.add(1),
+            NoteOutcome::Kept => {}
+            NoteOutcome::Damaged => self.counters().damaged.add(1),
+            NoteOutcome::TooMany => self.counters().dropped.add(1),
         }
     }
 

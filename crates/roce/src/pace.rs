@@ -45,13 +45,13 @@ pub(crate) struct Pace {
 #[derive(Default)]
 struct State {
     short: Vec<Short>,
-    held: Vec<Held>,
+    held: Vec<HeldMark>,
     is_timed: bool,
     own: OwnTime,
 }
 
 /// A mark that waits.
-struct Held {
+struct HeldMark {
     mark: Mark,
     /// Its sender knows that it may begin nothing for now.
     is_told: bool,
@@ -197,7 +197,7 @@ impl Pace {
         }
         // An echo stands for all marks before it, too.
         let sender = |mark: &Mark| (mark.from.peer, mark.from.peer_port, mark.port);
-        let held = Held { mark, is_told: receives.is_some() };
+        let held = HeldMark { mark, is_told: receives.is_some() };
         match state.held.iter().position(|held| sender(&held.mark) == sender(&mark)) {
             Some(place) => state.held[place] = held,
             None if state.held.len() >= MOST_HELD => return Some(u32::MAX),

@@ -84,15 +84,15 @@ pub(crate) struct Peer {
 
 /// What unreliable queue pairs have sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct SentTotals {
     /// What it takes of the window.
     pub(crate) cost: u32,
     /// Messages that take their receive with it, of those that [`Peer::begin`] has admitted.
     pub(crate) begun: u32,
 }
 
-impl Sent {
-    fn add(&mut self, more: Sent) {
+impl SentTotals {
+    fn add(&mut self, more: SentTotals) {
         self.cost += more.cost;
         self.begun += more.begun;
     }
@@ -103,9 +103,9 @@ impl Sent {
 struct Marks {
     next: u64,
     /// Sent since the last mark.
-    unmarked: Sent,
+    unmarked: SentTotals,
     /// Marks that have not come back, what is before each, and when it left.
-    outstanding: VecDeque<(u64, Sent, Duration)>,
+    outstanding: VecDeque<(u64, SentTotals, Duration)>,
     /// The last one that has come back.
     echoed: Option<u64>,
     repeats: u32,
@@ -132,7 +132,7 @@ impl Marks {
     }
 
     fn is_empty(&self) -> bool {
-        self.unmarked == Sent::default() && self.outstanding.is_empty()
+        self.unmarked == SentTotals::default() && self.outstanding.is_empty()
     }
 }
 
@@ -178,7 +178,7 @@ impl Peer {
     }
 
     /// Unreliable packets have been put into a batch, along `way`: the mark that is due follows them.
-    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, sent: Sent, now: Duration) {
+    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, sent: SentTotals, now: Duration) {
         let Some(mark) = self.mark_after(sent, now) else { return };
         if batch.has_room() {
             let packet = net.gsi.packet(&locate::mark(mark, self.port));
@@ -187,8 +187,8 @@ impl Peer {
     }
 
     /// Accounts for unreliable packets. Returns the mark that is to follow them, if one is due.
-    fn mark_after(&self, sent: Sent, now: Duration) -> Option<u64> {
-        if sent == Sent::default() {
+    fn mark_after(&self, sent: SentTotals, now: Duration) -> Option<u64> {
+        if sent == SentTotals::default() {
             return None;
         }
         if !self.echoes.load(Ordering::Relaxed) {
@@ -236,7 +236,7 @@ impl Peer {
     fn echoed(&self, echo: &Message) {
         let mark = echo.transaction;
         let now = time::now();
-        let mut arrived = Sent::default();
+        let mut arrived = SentTotals::default();
         let mut feedback = Feedback::default();
         {
             let mut marks = lock(&self.marks);
@@ -255,7 +255,7 @@ impl Peer {
             }
             if echo.room > 0 {
                 (marks.repeats, marks.hoped) = (0, now);
-            } else if arrived != Sent::default() && now < marks.hoped + MESSAGE_TIMEOUT {
+            } else if arrived != SentTotals::default() && now < marks.hoped + MESSAGE_TIMEOUT {
                 // It goes on with messages that have begun. But a peer that only says that there are none is not waited for without end.
                 marks.repeats = 0;
             }
@@ -268,7 +268,7 @@ impl Peer {
 
     /// Whatever is outstanding counts as gone.
     fn give_up(&self) {
-        let mut gone = Sent::default();
+        let mut gone = SentTotals::default();
         {
             let mut marks = lock(&self.marks);
             marks.is_timed = false;
@@ -399,7 +399,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     let peer = peers.of(address, port);
     peer.learn_place(Place { port, room: Some(MOST), host: 0 });
     // What has been sent without a mark, and with those that are outstanding; the last that has come back.
-    let (mut unmarked, mut outstanding, mut echoed) = (Sent::default(), VecDeque::new(), None);
+    let (mut unmarked, mut outstanding, mut echoed) = (SentTotals::default(), VecDeque::new(), None);
     for step in bytes.as_chunks::<8>().0 {
         let [choice, which, host, from, rest @ ..] = *step;
         let word = u32::from_le_bytes(rest);
@@ -407,7 +407,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         match choice & 3 {
             0 | 1 => {
                 let begun = u32::from(choice & 4 != 0 && peer.begin());
-                let sent = Sent { cost: word & 0xffff, begun };
+                let sent = SentTotals { cost: word & 0xffff, begun };
                 let mark = peer.mark_after(sent, Duration::ZERO);
                 unmarked.add(sent);
                 if let Some(mark) = mark {
@@ -434,7 +434,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             }
             _ if choice & 0xf0 == 0 => {
                 peer.give_up();
-                unmarked = Sent::default();
+                unmarked = SentTotals::default();
                 outstanding.clear();
             }
             _ => {}
@@ -452,8 +452,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    const ONE: Sent = Sent { cost: 1000, begun: 1 };
-    const REST: Sent = Sent { cost: 1000, begun: 0 };
+    const ONE: SentTotals = SentTotals { cost: 1000, begun: 1 };
+    const REST: SentTotals = SentTotals { cost: 1000, begun: 0 };
 
     fn peer(receives: u32) -> Arc<Peer> {
         let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
@@ -485,7 +485,7 @@ mod tests {
         for _ in 0..3 {
             assert!(peer.begin());
         }
-        assert!(peer.mark_after(Sent { cost: 3, begun: 3 }, Duration::ZERO).is_some());
+        assert!(peer.mark_after(SentTotals { cost: 3, begun: 3 }, Duration::ZERO).is_some());
         let mark = peer.mark_after(REST, Duration::ZERO).expect("how many receives there are is asked again");
         assert!(!peer.begin(), "each queue pair goes on with its message, but begins none");
         // One of four receives was posted since; the first mark is told of with the second.
@@ -535,7 +535,7 @@ mod tests {
     fn nobody_counts_for_a_peer_that_tells_nothing() {
         let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
         assert!(peer.begin() && peer.begin());
-        assert_eq!(peer.mark_after(Sent { cost: 2, begun: 2 }, Duration::ZERO), None);
+        assert_eq!(peer.mark_after(SentTotals { cost: 2, begun: 2 }, Duration::ZERO), None);
         assert_eq!(peer.credit.now(), (u32::MAX, 0));
     }
 }

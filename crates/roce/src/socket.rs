@@ -291,7 +291,7 @@ impl Socket {
     }
 
     /// Receives what has arrived, up to [`BURST`] trains, into the buffers, in place of what was there. Never waits.
-    pub(crate) fn receive(&self, buffers: &mut Buffers) -> io::Result<Received> {
+    pub(crate) fn receive(&self, buffers: &mut Buffers) -> io::Result<TrainReceipt> {
         buffers.trains = 0;
         // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time limit.
         let count = unsafe {
@@ -308,7 +308,7 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let trains = count as usize;
-        let mut received = Received { trains, more: trains == buffers.wanted, ..Received::default() };
+        let mut received = TrainReceipt { trains, more: trains == buffers.wanted, ..TrainReceipt::default() };
         let bytes: usize = buffers.heads[..trains].iter().map(|head| head.msg_len as usize).sum();
         buffers.wanted = if bytes >= LONG * trains.max(1) { FEW } else { BURST };
         buffers.trains = trains;
@@ -365,7 +365,7 @@ struct Message {
 
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Received {
+pub(crate) struct TrainReceipt {
     /// Trains, each with an element of its own of the call's.
     pub(crate) trains: usize,
     /// There may be more.
@@ -522,7 +522,7 @@ struct Control {
 
 /// What the control messages of an arrival say.
 #[derive(Default)]
-struct Known {
+struct ControlInfo {
     local: Option<IpAddr>,
     interface: u32,
     class: u8,
@@ -597,8 +597,8 @@ impl Control {
     }
 
     /// Reads what the kernel wrote: `length` bytes.
-    fn read(&self, length: usize) -> Known {
-        let mut known = Known::default();
+    fn read(&self, length: usize) -> ControlInfo {
+        let mut known = ControlInfo::default();
         let mut at = 0;
         let length = length.min(CONTROL * 8);
         while at + HEAD <= length {

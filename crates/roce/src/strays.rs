@@ -47,7 +47,7 @@ impl Default for Strays {
 
 /// What has become of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Noted {
+pub(crate) enum NoteOutcome {
     /// It will be handed over.
     Kept,
     /// Its CRC is wrong.
@@ -58,7 +58,7 @@ pub(crate) enum Noted {
 
 impl Strays {
     /// Takes note of a packet.
-    pub(crate) fn note(&self, arrival: &Arrival<'_>) -> Noted {
+    pub(crate) fn note(&self, arrival: &Arrival<'_>) -> NoteOutcome {
         let flow = Flow {
             source: arrival.source,
             destination: arrival.local,
@@ -67,14 +67,14 @@ impl Strays {
         };
         // IB-PKT-43
         if !FlowCrc::new(&flow).verify(arrival.bytes) {
-            return Noted::Damaged;
+            return NoteOutcome::Damaged;
         }
         let mut waiting = lock(&self.waiting);
         if waiting.len() >= MOST {
-            return Noted::TooMany;
+            return NoteOutcome::TooMany;
         }
         waiting.push_back(Stray::of(arrival));
-        Noted::Kept
+        NoteOutcome::Kept
     }
 
     /// Hands over what waits, unless somebody else is doing it: then he looks again afterwards. With no lock held.
@@ -176,9 +176,9 @@ mod tests {
             *bad.last_mut().unwrap() += 1;
         }
         bad[9] ^= 1;
-        assert_eq!(strays.note(&arrival(&bad)), Noted::Damaged);
-        assert!((0..MOST).all(|_| strays.note(&arrival(&good)) == Noted::Kept));
-        assert_eq!(strays.note(&arrival(&good)), Noted::TooMany);
+        assert_eq!(strays.note(&arrival(&bad)), NoteOutcome::Damaged);
+        assert!((0..MOST).all(|_| strays.note(&arrival(&good)) == NoteOutcome::Kept));
+        assert_eq!(strays.note(&arrival(&good)), NoteOutcome::TooMany);
     }
 
     /// Whoever sends packets for nobody has us look for nobody once, and not for each.
@@ -190,7 +190,7 @@ mod tests {
         // The last block belongs to nobody.
         let good = sealed(packet(0xff_f456));
         for _ in 0..100 {
-            assert_eq!(strays.note(&arrival(&good)), Noted::Kept);
+            assert_eq!(strays.note(&arrival(&good)), NoteOutcome::Kept);
         }
         strays.hand_over(&net);
         assert!(lock(&strays.waiting).is_empty());

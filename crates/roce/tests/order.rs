@@ -265,7 +265,7 @@ fn requests_behind_long_reads() {
 }
 
 /// One end of XRC: what it sends goes by one queue pair, what it receives comes by another one.
-struct Extended {
+struct XrcEnd {
     home: Home,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceiveQueue>,
@@ -274,7 +274,7 @@ struct Extended {
     memory: Memory,
 }
 
-impl Extended {
+impl XrcEnd {
     fn new(site: &Site) -> Self {
         let home = Home::new(site);
         let domain = XrcDomain::open(&home.context, XrcDomainOptions::default()).unwrap();
@@ -337,7 +337,7 @@ impl Extended {
     }
 }
 
-impl Drop for Extended {
+impl Drop for XrcEnd {
     fn drop(&mut self) {
         self.initiator.destroy();
         self.target.leave_handle(1);
@@ -348,7 +348,7 @@ impl Drop for Extended {
 fn conversation_of_extended_connections() {
     if let Some(rounds) = rounds() {
         let site = site();
-        let (here, there) = (Extended::new(&site), Extended::new(&site));
+        let (here, there) = (XrcEnd::new(&site), XrcEnd::new(&site));
         here.connect(&there, &site);
         there.connect(&here, &site);
         let ends = [

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 /// See the module.
 pub struct Bell {
     // Before the descriptor is closed, and given to somebody else.
-    _noted: Noted,
+    _noted: ForkClosedFd,
     bell: Doorbell,
 }
 
@@ -25,7 +25,7 @@ impl Bell {
     }
 
     fn of(bell: Doorbell) -> Self {
-        Self { _noted: Noted::of(bell.as_fd().as_raw_fd()), bell }
+        Self { _noted: ForkClosedFd::of(bell.as_fd().as_raw_fd()), bell }
     }
 }
 
@@ -38,16 +38,16 @@ impl Deref for Bell {
 }
 
 /// A child of fork closes this descriptor, as long as it exists: it goes first.
-pub(crate) struct Noted(RawFd, ForkGeneration);
+pub(crate) struct ForkClosedFd(RawFd, ForkGeneration);
 
-impl Noted {
+impl ForkClosedFd {
     pub(crate) fn of(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
         Self(fd, ForkGeneration::now())
     }
 }
 
-impl Drop for Noted {
+impl Drop for ForkClosedFd {
     fn drop(&mut self) {
         if self.1.is_here() {
             fork::disown_descriptor(self.0);

@@ -43,7 +43,7 @@ const LATEST: Duration = Duration::from_micros(500);
 
 /// What has been carried out of the requests that need no packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum CopyProgress {
     /// All there are.
     All,
     /// As many as one may before others get their turn.
@@ -59,7 +59,7 @@ pub enum Carried {
 /// A queue pair with long operations.
 pub trait Copier: Send + Sync {
     /// Takes a turn. None if another thread is at the queue pair.
-    fn carry_on(&self) -> Option<Carried>;
+    fn carry_on(&self) -> Option<CopyProgress>;
     /// Whether it has long operations under way.
     fn is_copying(&self) -> bool;
 }
@@ -193,9 +193,9 @@ impl Copies {
             let Some(endpoint) = next else { break };
             match endpoint.carry_on() {
                 None => continue,
-                Some(Carried::Part | Carried::Shared) => {}
+                Some(CopyProgress::Part | CopyProgress::Shared) => {}
                 // Unless it has begun anew.
-                Some(Carried::All | Carried::Packets | Carried::Kernel) => {
+                Some(CopyProgress::All | CopyProgress::Packets | CopyProgress::Kernel) => {
                     self.retain(|known| !Arc::ptr_eq(known, &endpoint) || known.is_copying())
                 }
             }

@@ -20,7 +20,7 @@ use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
-use adverb_local::Announced;
+use adverb_local::HazardGuard;
 use std::sync::Arc;
 
 /// Bytes that are copied under one announcement.
@@ -144,7 +144,7 @@ impl Direct {
         self.pair.is_some()
     }
 
-    /// Whether queue pair `peer` is known to have taken in so much ([`Published::tell_taken`](crate::Published::tell_taken)), so that all this is done to its memory.
+    /// Whether queue pair `peer` is known to have taken in so much ([`PublishedPair::tell_taken`](crate::PublishedPair::tell_taken)), so that all this is done to its memory.
     #[inline]
     pub fn has_taken(&mut self, neighbour: &Neighbour, peer: u32, count: u64) -> bool {
         if !self.reaches(neighbour, peer) {
@@ -397,7 +397,7 @@ fn in_view(
 struct Stands<'a> {
     reach: &'a Reach,
     region: &'a Region,
-    _announced: Announced<'a>,
+    _announced: HazardGuard<'a>,
 }
 
 /// Announces what a request is about, and looks whether the other process permits it to this queue pair.

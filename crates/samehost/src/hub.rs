@@ -4,7 +4,7 @@ use crate::channel::{Channel, Channels};
 use crate::copies::Copies;
 use crate::landmark::Landmark;
 use crate::meeting::{Meetings, Side};
-use crate::neighbour::{Acquainted, Life};
+use crate::neighbour::{Life, NeighbourLink};
 use crate::parts::Parts;
 use crate::sharing::Sharing;
 use adverb_core::log;
@@ -53,7 +53,7 @@ impl<S: Side> Hub<S> {
 
     /// Polls look at a channel from now on, and memory is shared with its process.
     pub fn enter(&self, side: &Arc<S>, channel: &Arc<Channel<S::Traffic>>) {
-        self.sharing.enter(Acquainted::this(&**channel));
+        self.sharing.enter(NeighbourLink::this(&**channel));
         self.channels.enter(channel);
         // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
         if channel.neighbour.life() >= Life::Ended {

@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(250);
 
 /// Whether a region is mapped, and what is to be done about that. Thread-safe.
 #[derive(Default)]
-pub(crate) struct Joined {
+pub(crate) struct MappingState {
     common: Mutex<Option<Arc<Common>>>,
     /// Uses by the kernel's copy. From [`WORTH`] on somebody has asked, or it cannot be.
     uses: AtomicU32,
@@ -27,7 +27,7 @@ pub(crate) struct Joined {
     is_used: AtomicBool,
 }
 
-impl Joined {
+impl MappingState {
     /// The bytes, if they are mapped.
     #[inline]
     pub(crate) fn get(&self) -> Option<Arc<Common>> {

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 /// See the module.
-pub struct Known<E> {
+pub struct LookupCache<E> {
     /// How often the table had changed.
     changes: u64,
     /// The place of the one that was found last.
@@ -11,13 +11,13 @@ pub struct Known<E> {
     list: ArrayVec<(u32, E), 8>,
 }
 
-impl<E> Default for Known<E> {
+impl<E> Default for LookupCache<E> {
     fn default() -> Self {
         Self { changes: 0, last: 0, list: ArrayVec::new() }
     }
 }
 
-impl<E> Known<E> {
+impl<E> LookupCache<E> {
     /// The one with this number in a table that has changed so often, or as `search` finds it there.
     #[inline]
     pub fn find(&mut self, changes: u64, number: u32, search: impl FnOnce() -> Option<E>) -> Option<&E> {

@@ -1,6 +1,6 @@
 //! Memory that a queue pair sends from in long messages, time and again: it is shared with the receiver, which then copies without the kernel.
 
-use crate::neighbour::Acquainted;
+use crate::neighbour::NeighbourLink;
 use crate::sharing::Sharing;
 use adverb_core::qp::Queues;
 use adverb_core::region::MemoryRegion;
@@ -44,7 +44,7 @@ impl Lending {
 
     /// Has the region shared with the other process, if that is worth it.
     #[cold]
-    pub fn look(&self, sharing: &Arc<Sharing>, with: &dyn Acquainted, queues: &Queues) {
+    pub fn look(&self, sharing: &Arc<Sharing>, with: &dyn NeighbourLink, queues: &Queues) {
         let neighbour = with.neighbour();
         if !neighbour.may_share() {
             return;

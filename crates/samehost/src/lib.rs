@@ -6,7 +6,7 @@
 //! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
 //!
 //! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport: how processes find each other,
-//! and what a channel carries, a transport says ([`Side`], [`Acquainted`]).
+//! and what a channel carries, a transport says ([`Side`], [`NeighbourLink`]).
 
 mod at_once;
 mod bell;
@@ -34,19 +34,19 @@ mod tally;
 
 pub use at_once::AtOnce;
 pub use bell::Bell;
-pub use channel::{Channel, Channels, Seen, Sender, TakenIn, Traffic, Tx};
-pub use copies::{Carried, Copier, Copies, LONG};
+pub use channel::{Channel, ChannelSnapshot, Channels, Intake, Sender, Traffic, Tx};
+pub use copies::{Copier, Copies, CopyProgress, LONG};
 pub use direct::{Direct, Step};
 pub use hub::Hub;
-pub use known::Known;
+pub use known::LookupCache;
 pub use landmark::Landmark;
 pub use lending::Lending;
 pub use loans::Loans;
 pub use meeting::{Meetings, Side, Way};
-pub use neighbour::{Acquainted, Life, Neighbour};
+pub use neighbour::{Life, Neighbour, NeighbourLink};
 pub use parts::Parts;
-pub use reach::{Reach, Region, Spoken};
-pub use sharing::{Published, Sharing, Terms};
+pub use reach::{LastRegion, Reach, Region};
+pub use sharing::{PublishedPair, Sharing, Terms};
 
 /// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

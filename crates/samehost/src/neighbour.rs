@@ -9,7 +9,7 @@ use adverb_core::memory::Keys;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::ways::Together;
 use adverb_core::seqpacket::Descriptors;
-use adverb_local::{Announcer, Table, Witness};
+use adverb_local::{HazardSlots, HazardView, Table};
 use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -22,11 +22,11 @@ const TABLE: u8 = 1;
 const MEMORY: u8 = 2;
 
 /// How a transport is acquainted with another process: how that is told of our memory.
-pub trait Acquainted: Send + Sync {
+pub trait NeighbourLink: Send + Sync {
     /// What this is about.
     fn neighbour(&self) -> &Neighbour;
     /// This, for somebody who keeps it.
-    fn this(&self) -> Weak<dyn Acquainted>;
+    fn this(&self) -> Weak<dyn NeighbourLink>;
     /// Sends the other process descriptors: of our table, and perhaps of what of our memory can be mapped. It learns by [`Neighbour::learn`].
     ///
     /// # Errors
@@ -68,8 +68,8 @@ pub struct Neighbour {
     is_oneself: bool,
     reads: bool,
     shares: bool,
-    announcer: Arc<Announcer>,
-    witness: Witness,
+    announcer: Arc<HazardSlots>,
+    witness: HazardView,
     loans: Arc<Loans>,
     /// Where its memory is.
     reach: Mutex<Option<Arc<Reach>>>,
@@ -84,7 +84,7 @@ impl Neighbour {
     pub fn new(
         (process, is_oneself): (libc::pid_t, bool),
         reads: bool,
-        (announcer, witness): (Announcer, Witness),
+        (announcer, witness): (HazardSlots, HazardView),
         loans: adverb_local::Loans,
         keys: &'static Keys,
     ) -> Self {
@@ -145,12 +145,12 @@ impl Neighbour {
 
     /// By this is said which of its keys and queue pairs are going to be used.
     #[inline]
-    pub(crate) fn announcer(&self) -> &Arc<Announcer> {
+    pub(crate) fn announcer(&self) -> &Arc<HazardSlots> {
         &self.announcer
     }
 
     /// What it uses of ours.
-    pub(crate) fn witness(&self) -> &Witness {
+    pub(crate) fn witness(&self) -> &HazardView {
         &self.witness
     }
 
@@ -230,7 +230,7 @@ impl Neighbour {
     }
 }
 
-impl dyn Acquainted + '_ {
+impl dyn NeighbourLink + '_ {
     /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
     pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
         let neighbour = self.neighbour();

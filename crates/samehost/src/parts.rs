@@ -3,7 +3,7 @@
 use crate::bell::Bell;
 use crate::landmark::Probe;
 use adverb_core::seqpacket::Connection;
-use adverb_local::{Announcer, Consumer, Producer, Segment, Witness};
+use adverb_local::{Consumer, HazardSlots, HazardView, Producer, Segment};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ pub struct Parts {
     /// Records from it.
     pub consumer: Consumer,
     /// By which this process says what it uses of the other's memory.
-    pub announcer: Announcer,
+    pub announcer: HazardSlots,
     /// By which the other does.
-    pub witness: Witness,
+    pub witness: HazardView,
     /// Rung by this process.
     pub theirs: Bell,
     /// Rung by the other one.

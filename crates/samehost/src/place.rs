@@ -1,13 +1,13 @@
 //! Where a queue pair announces what it uses of another process's memory.
 
 use crate::neighbour::Neighbour;
-use adverb_local::{Announced, Announcer, Lane};
+use adverb_local::{HazardGuard, HazardSlot, HazardSlots};
 use std::sync::Arc;
 
 /// A word of its own, if there is one, or one that all share.
 pub(crate) enum Place {
-    Own(Lane),
-    Shared(Arc<Announcer>),
+    Own(HazardSlot),
+    Shared(Arc<HazardSlots>),
 }
 
 impl Place {
@@ -18,7 +18,7 @@ impl Place {
 
     /// None if too many announce at once.
     #[inline]
-    pub(crate) fn announce(&mut self, key: u32, pair: u32) -> Option<Announced<'_>> {
+    pub(crate) fn announce(&mut self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         match self {
             Self::Own(lane) => Some(lane.announce(key, pair)),
             Self::Shared(announcer) => announcer.announce(key, pair),

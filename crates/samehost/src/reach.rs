@@ -1,7 +1,7 @@
 //! Memory of another process, as far as that has told of it: its key table, and the regions that are published there, mapped.
 
-use crate::bell::Noted;
-use crate::joined::{Joined, Joining};
+use crate::bell::ForkClosedFd;
+use crate::joined::{Joining, MappingState};
 use crate::lock;
 use crate::neighbour::Neighbour;
 use crate::shown;
@@ -24,11 +24,11 @@ use std::time::Duration;
 pub struct Reach {
     pub(crate) table: Arc<Foreign>,
     // A child of fork is not to keep another process's memory.
-    _noted: Option<Noted>,
+    _noted: Option<ForkClosedFd>,
     /// That memory as the kernel copies to and from it, where it does.
     pub(crate) process: Option<Process>,
     /// What can be mapped, once that has been told.
-    memory: OnceLock<(Noted, OwnedFd)>,
+    memory: OnceLock<(ForkClosedFd, OwnedFd)>,
     secret: [u32; 4],
     regions: Mutex<Regions>,
     /// A thread maps a region that its program shares by itself.
@@ -56,7 +56,7 @@ pub struct Region {
     /// It was looked up before the process had told where it is to be mapped from.
     is_early: bool,
     /// The bytes, if their program shares them by itself.
-    common: Joined,
+    common: MappingState,
 }
 
 /// What another process says of a queue pair of its own.
@@ -200,7 +200,7 @@ impl Reach {
     pub(crate) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
-        let _noted = process.as_ref().and_then(Process::descriptor).map(Noted::of);
+        let _noted = process.as_ref().and_then(Process::descriptor).map(ForkClosedFd::of);
         Ok(Self {
             table,
             _noted,
@@ -214,7 +214,7 @@ impl Reach {
 
     /// What it says can be mapped lies in this descriptor. The first call counts.
     pub(crate) fn learn(&self, memory: OwnedFd) {
-        let noted = Noted::of(memory.as_raw_fd());
+        let noted = ForkClosedFd::of(memory.as_raw_fd());
         let _ = self.memory.set((noted, memory));
     }
 
@@ -242,7 +242,7 @@ impl Reach {
         let view = self.map(&opened, &mut regions);
         let mapped = opened.mapped.filter(|_| view.is_some());
         let inside = mapped.map_or((0, 0), |mapped| (opened.first + u64::from(mapped.skip), mapped.length));
-        let (table, common) = (self.table.clone(), Joined::default());
+        let (table, common) = (self.table.clone(), MappingState::default());
         let region = Region { table, key, number, stamp, opened, inside, view, is_early, common };
         let region = Arc::new(region);
         regions.all.insert(key, region.clone());
@@ -308,12 +308,12 @@ const PAUSE: u32 = 64;
 
 /// The region that records have spoken of last.
 #[derive(Default)]
-pub struct Spoken {
+pub struct LastRegion {
     region: Option<Arc<Region>>,
     pause: u32,
 }
 
-impl Spoken {
+impl LastRegion {
     /// The region with a key that a record names.
     #[inline]
     pub fn find(&mut self, neighbour: &Neighbour, key: u32) -> Option<Arc<Region>> {

@@ -14,9 +14,9 @@
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
 //! that before.
 
-use crate::bell::Noted;
+use crate::bell::ForkClosedFd;
 use crate::lock;
-use crate::neighbour::{Acquainted, Neighbour};
+use crate::neighbour::{Neighbour, NeighbourLink};
 use crate::shown::to_words;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::Error;
@@ -57,9 +57,9 @@ pub struct Sharing {
     waiting: Mutex<Waiting>,
     later: Mutex<Later>,
     /// Processes that memory may be shared with.
-    neighbours: Mutex<Vec<Weak<dyn Acquainted>>>,
+    neighbours: Mutex<Vec<Weak<dyn NeighbourLink>>>,
     /// What is published. Held by whoever publishes or moves.
-    shown: Mutex<Vec<Shown>>,
+    shown: Mutex<Vec<PublishedRegion>>,
 }
 
 #[derive(Default)]
@@ -71,7 +71,7 @@ struct Waiting {
 
 /// Memory that a process of this host has used, or that is lent to it.
 struct Wish {
-    with: Weak<dyn Acquainted>,
+    with: Weak<dyn NeighbourLink>,
     region: Weak<MemoryRegion>,
     is_lent: bool,
 }
@@ -93,20 +93,20 @@ struct Later {
 }
 
 /// A queue pair that is published, until dropped.
-pub struct Published {
+pub struct PublishedPair {
     book: Arc<Book>,
     index: u32,
 }
 
 /// A region that is published.
 #[derive(Clone)]
-struct Shown {
+struct PublishedRegion {
     region: Weak<MemoryRegion>,
     /// Where it is to be mapped from, if it can be.
     place: Option<Place>,
 }
 
-impl Shown {
+impl PublishedRegion {
     fn publish(&self, keys: &Keys) -> bool {
         let Some(region) = self.region.upgrade() else { return false };
         keys.publish(region.key(), self.place.as_ref(), || !region.has_ended())
@@ -136,7 +136,7 @@ fn overlap(one: Bytes, other: Bytes) -> bool {
 /// What is published.
 struct Book {
     sharing: Weak<Sharing>,
-    _noted: Noted,
+    _noted: ForkClosedFd,
     table: Table,
     pairs: Mutex<Pairs>,
 }
@@ -189,10 +189,10 @@ impl Sharing {
     #[inline]
     pub fn served(
         self: &Arc<Self>,
-        with: &dyn Acquainted,
+        with: &dyn NeighbourLink,
         queues: &Queues,
         key: u32,
-        published: &mut Option<Published>,
+        published: &mut Option<PublishedPair>,
         terms: impl FnOnce() -> Terms,
     ) {
         let neighbour = with.neighbour();
@@ -213,22 +213,22 @@ impl Sharing {
     }
 
     /// Memory may be shared with another process from now on.
-    pub fn enter(&self, with: Weak<dyn Acquainted>) {
+    pub fn enter(&self, with: Weak<dyn NeighbourLink>) {
         lock(&self.neighbours).push(with);
     }
 
     /// Not any more.
-    pub fn leave(&self, with: &dyn Acquainted) {
+    pub fn leave(&self, with: &dyn NeighbourLink) {
         lock(&self.neighbours).retain(|known| !std::ptr::addr_eq(known.as_ptr(), with));
     }
 
-    fn neighbours(&self) -> Vec<Arc<dyn Acquainted>> {
+    fn neighbours(&self) -> Vec<Arc<dyn NeighbourLink>> {
         lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Another process has used memory of ours, or it is lent to it: it is shared with it, if that can be, before long.
     #[cold]
-    pub fn ask(self: &Arc<Self>, with: &dyn Acquainted, queues: &Queues, key: u32, is_lent: bool) {
+    pub fn ask(self: &Arc<Self>, with: &dyn NeighbourLink, queues: &Queues, key: u32, is_lent: bool) {
         let Some(region) = queues.region(key) else { return };
         {
             let mut waiting = lock(&self.waiting);
@@ -302,10 +302,10 @@ impl Sharing {
     }
 
     /// Moves regions that nobody has used yet, and publishes those, and the engine's own.
-    fn move_ahead(self: &Arc<Self>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
+    fn move_ahead(self: &Arc<Self>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<PublishedRegion>) {
         // Where others are in the same pages, it waits until they ask.
         let is_free = |region: &Arc<MemoryRegion>| {
-            let is_here = |shown: &Shown| {
+            let is_here = |shown: &PublishedRegion| {
                 shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes_of(region)))
             };
             region.place().is_none() && !shown.iter().any(is_here)
@@ -365,7 +365,7 @@ impl Sharing {
     }
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
-    fn grant(self: &Arc<Self>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
+    fn grant(self: &Arc<Self>, wish: &Wish, share: Option<Share>, shown: &mut Vec<PublishedRegion>) {
         let (Some(with), Some(region)) = (wish.with.upgrade(), wish.region.upgrade()) else { return };
         let Ok(engine) = engine::engine() else { return };
         let keys = &engine.keys;
@@ -409,11 +409,11 @@ impl Sharing {
         engine: &'static Engine,
         region: &Arc<MemoryRegion>,
         place: Option<Place>,
-        with: Option<&dyn Acquainted>,
-        shown: &mut Vec<Shown>,
+        with: Option<&dyn NeighbourLink>,
+        shown: &mut Vec<PublishedRegion>,
     ) {
         let Some(book) = self.book(engine) else { return };
-        let one = Shown { region: Arc::downgrade(region), place };
+        let one = PublishedRegion { region: Arc::downgrade(region), place };
         if !one.publish(&engine.keys) {
             return;
         }
@@ -433,7 +433,7 @@ impl Sharing {
     fn book(self: &Arc<Self>, engine: &'static Engine) -> Option<&Arc<Book>> {
         let make = || match Table::create(engine.keys.secret().map(u64::from)) {
             Ok(table) => {
-                let _noted = Noted::of(table.descriptor().as_raw_fd());
+                let _noted = ForkClosedFd::of(table.descriptor().as_raw_fd());
                 let (sharing, pairs) = (Arc::downgrade(self), Mutex::default());
                 let book = Arc::new(Book { sharing, _noted, table, pairs });
                 engine.keys.set_publisher(book.clone());
@@ -448,7 +448,7 @@ impl Sharing {
     }
 
     /// Publishes a queue pair, if anything is published.
-    pub fn publish(&self, terms: &Terms) -> Option<Published> {
+    pub fn publish(&self, terms: &Terms) -> Option<PublishedPair> {
         let book = self.table.get()?.as_ref()?;
         let index = lock(&book.pairs).take()?;
         let Terms { number, peer, domain, access } = *terms;
@@ -456,7 +456,7 @@ impl Sharing {
         // Of whoever had the place before.
         book.table.tell_taken(index as usize, 0);
         book.table.publish(Kind::Pair, index as usize, number, words);
-        Some(Published { book: book.clone(), index })
+        Some(PublishedPair { book: book.clone(), index })
     }
 }
 
@@ -467,13 +467,13 @@ fn memory_of(moved: Result<Place, Refusal>) -> Memory {
 
 /// Takes back what is published of some memory, and has it moved if nobody is in its pages any more. Returns what is to be published again.
 fn share_alone(
-    shown: &[Shown],
+    shown: &[PublishedRegion],
     keys: &Keys,
     bytes: Bytes,
     share: &mut dyn FnMut() -> Result<Place, Refusal>,
-) -> (Vec<Shown>, Result<Place, Refusal>) {
+) -> (Vec<PublishedRegion>, Result<Place, Refusal>) {
     let of_same_pages =
-        |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes));
+        |shown: &&PublishedRegion| shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes));
     let others: Vec<_> = shown.iter().filter(of_same_pages).cloned().collect();
     let are_free = others.iter().all(|other| other.withdraw(keys));
     (others, if are_free { share() } else { Err(Refusal::Busy) })
@@ -511,7 +511,7 @@ impl Pairs {
     }
 }
 
-impl Published {
+impl PublishedPair {
     /// Says how much the queue pair has taken in from its peer ([`crate::Direct::has_taken`]).
     #[inline]
     pub fn tell_taken(&self, count: u64) {
@@ -519,7 +519,7 @@ impl Published {
     }
 }
 
-impl Drop for Published {
+impl Drop for PublishedPair {
     fn drop(&mut self) {
         self.book.table.withdraw(Kind::Pair, self.index as usize);
         // A place that somebody may still be at is not used again.

@@ -9,7 +9,7 @@ use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
 use adverb_core::seqpacket::Connection;
 use adverb_local::Consumer;
-use adverb_samehost::{Known, Parts, Side, TakenIn, Traffic};
+use adverb_samehost::{Intake, LookupCache, Parts, Side, Traffic};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ pub(crate) struct Messages {
 #[derive(Default)]
 pub(crate) struct Incoming {
     /// Ends that messages were for.
-    known: Known<End>,
+    known: LookupCache<End>,
     /// Connections that have to look for what has come.
     looking: Vec<Arc<Endpoint>>,
     is_poll: bool,
@@ -41,7 +41,11 @@ pub(crate) type End = (Weak<Endpoint>, Arc<Inbox>);
 
 /// The end with this number.
 #[inline]
-fn find<'a>(known: &'a mut Known<End>, host: &Host, number: u32) -> Option<(Arc<Endpoint>, &'a Arc<Inbox>)> {
+fn find<'a>(
+    known: &'a mut LookupCache<End>,
+    host: &Host,
+    number: u32,
+) -> Option<(Arc<Endpoint>, &'a Arc<Inbox>)> {
     let (endpoint, inbox) = known.find(host.changes(), number, || host.end_of(number))?;
     Some((endpoint.upgrade()?, inbox))
 }
@@ -92,12 +96,12 @@ impl Traffic for Messages {
     }
 
     #[inline]
-    fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> TakenIn {
+    fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> Intake {
         let Self { host, counters } = channel.traffic();
         let Incoming { known, looking, is_poll } = incoming;
         *is_poll = lane != 0;
         let (mut taken, process) = (0, channel.neighbour.process());
-        let Some(host) = host.upgrade() else { return TakenIn::default() };
+        let Some(host) = host.upgrade() else { return Intake::default() };
         while taken < MOST_RECORDS_AT_ONCE {
             let record = match consumer.peek() {
                 Ok(Some(record)) => record,
@@ -129,7 +133,7 @@ impl Traffic for Messages {
             record.consume();
             taken += 1;
         }
-        TakenIn { worked: taken > 0, ..TakenIn::default() }
+        Intake { worked: taken > 0, ..Intake::default() }
     }
 
     #[inline]

@@ -74,7 +74,7 @@ impl Ends {
 }
 
 /// As the polls of a lane look at them.
-pub(crate) type Seen = adverb_samehost::Seen<Messages>;
+pub(crate) type Seen = adverb_samehost::ChannelSnapshot<Messages>;
 
 /// What another process has of a connection.
 #[derive(Clone, Copy, Debug)]

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
-use crate::announce::{Announced, Announcer, Witness, barrier};
+use crate::announce::{HazardGuard, HazardSlots, HazardView, barrier};
 use crate::entry::{Entry, Kind, WORDS};
-use crate::layout::{Shared, Which};
+use crate::layout::{SegmentLayout, Which};
 use crate::membarrier::Registration;
 use crate::view::Sides;
 
 /// The owner's: an entry, and the memory that it stands for, of which loom says when two use it at once.
 #[derive(Default)]
-struct Owned {
+struct OwnedEntry {
     entry: Entry,
     memory: UnsafeCell<u64>,
 }
 
 // SAFETY: loom ends with an error if it is used by two at once.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for OwnedEntry {}
 
-impl Owned {
+impl OwnedEntry {
     /// Publishes the memory. Its words say under which name.
     fn publish(&self, name: u32) {
         self.entry.publish(name, [name.into(); WORDS]);
@@ -36,11 +36,11 @@ impl Owned {
     }
 
     /// Nobody uses the memory when this is done.
-    fn take_back(&self, witness: &Witness) {
+    fn take_back(&self, witness: &HazardView) {
         self.take_back_with(witness, RIGHT.barrier);
     }
 
-    fn take_back_with(&self, witness: &Witness, barrier: fn(&Witness)) {
+    fn take_back_with(&self, witness: &HazardView, barrier: fn(&HazardView)) {
         self.entry.withdraw();
         barrier(witness);
         while witness.is_announced(Kind::Key, 0) {
@@ -54,17 +54,17 @@ impl Owned {
     }
 }
 
-fn sides(user: Registration, owner: Registration) -> (Announcer, Witness) {
-    let memory = Arc::new(Shared::default());
+fn sides(user: Registration, owner: Registration) -> (HazardSlots, HazardView) {
+    let memory = Arc::new(SegmentLayout::default());
     let side = |which, registration| Sides::new(&memory, which, registration);
-    (Announcer::new(side(Which::Creator, user)), Witness::new(side(Which::Opener, owner)))
+    (HazardSlots::new(side(Which::Creator, user)), HazardView::new(side(Which::Opener, owner)))
 }
 
 /// How the user announces, and what the owner does between withdrawing and looking.
 #[derive(Clone, Copy)]
 struct Steps {
-    announce: fn(&Announcer) -> Option<Announced<'_>>,
-    barrier: fn(&Witness),
+    announce: fn(&HazardSlots) -> Option<HazardGuard<'_>>,
+    barrier: fn(&HazardView),
 }
 
 const RIGHT: Steps = Steps {
@@ -77,7 +77,7 @@ const RIGHT: Steps = Steps {
 fn run(user: Registration, owner: Registration, steps: Steps) {
     loom::model(move || {
         let (announcer, witness) = sides(user, owner);
-        let owned = Arc::new(Owned::default());
+        let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
@@ -107,9 +107,9 @@ fn who_uses_an_entry_is_waited_for() {
 fn so_is_each_of_several_threads() {
     loom::model(|| {
         let (announcer, witness) = sides(Registration::none(), Registration::none());
-        let (announcer, owned) = (Arc::new(announcer), Arc::new(Owned::default()));
+        let (announcer, owned) = (Arc::new(announcer), Arc::new(OwnedEntry::default()));
         // The two are not to use the memory at once.
-        let other = Arc::new(Owned::default());
+        let other = Arc::new(OwnedEntry::default());
         owned.publish(1);
         other.publish(1);
         let users = [&owned, &other].map(|theirs| {
@@ -134,7 +134,7 @@ fn so_is_each_of_several_threads() {
 fn so_is_the_holder_of_a_word() {
     loom::model(|| {
         let (announcer, witness) = sides(Registration::none(), Registration::none());
-        let owned = Arc::new(Owned::default());
+        let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
@@ -171,7 +171,7 @@ fn an_owner_without_a_barrier_misses_users() {
 fn who_looks_before_announcing_is_missed() {
     loom::model(|| {
         let (announcer, witness) = sides(Registration::none(), Registration::none());
-        let owned = Arc::new(Owned::default());
+        let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::thread;
 
-use crate::announce::{Announcer, Witness, barrier};
+use crate::announce::{HazardSlots, HazardView, barrier};
 use crate::contents::Contents;
 use crate::entry::{Kind, Stamp, WORDS};
 use crate::layout::{Shared, Which};
@@ -20,42 +20,42 @@ const SECOND: [u64; WORDS] = [2; WORDS];
 
 /// The owner's, which the other process maps.
 #[derive(Default)]
-struct Owned {
+struct OwnedTable {
     contents: Contents,
     /// What the first publication stands for, of which loom says when two use it at once.
     memory: UnsafeCell<u64>,
 }
 
 // SAFETY: loom ends with an error if the memory is used by two at once.
-unsafe impl Sync for Owned {}
+unsafe impl Sync for OwnedTable {}
 
-impl Owned {
+impl OwnedTable {
     fn use_memory(&self) {
         // SAFETY: as for `Sync`.
         self.memory.with_mut(|memory| unsafe { *memory += 1 });
     }
 }
 
-fn sides() -> (Announcer, Witness) {
+fn sides() -> (HazardSlots, HazardView) {
     let memory = Arc::new(Shared::default());
     let side = |which| Sides::new(&memory, which, Registration::none());
-    (Announcer::new(side(Which::Creator)), Witness::new(side(Which::Opener)))
+    (HazardSlots::new(side(Which::Creator)), HazardView::new(side(Which::Opener)))
 }
 
 /// What a process has found in an entry.
-type Found = Option<(Stamp, [u64; WORDS])>;
+type EntryContents = Option<(Stamp, [u64; WORDS])>;
 
-fn get(owned: &Owned) -> Found {
+fn get(owned: &OwnedTable) -> EntryContents {
     owned.contents.get(Kind::Pair, INDEX, NAME)
 }
 
 /// A process looks at an entry without saying so, and then twice in some manner that is handed what it has found, while its owner takes the entry back, waits, and publishes it anew.
-fn run(look: fn(&Owned, Found)) {
+fn run(look: fn(&OwnedTable, EntryContents)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(4);
     model.check(move || {
         let (announcer, witness) = sides();
-        let owned = Arc::new(Owned::default());
+        let owned = Arc::new(OwnedTable::default());
         owned.contents.publish(Kind::Pair, INDEX, NAME, FIRST);
         let theirs = owned.clone();
         let user = thread::spawn(move || {

@@ -55,13 +55,13 @@ pub(crate) fn segment() -> ([Parts; 2], Intruder) {
 
 /// What has come of reading.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct ReadCount {
     pub(crate) records: u64,
     pub(crate) corrupt: u64,
 }
 
 /// What one byte chooses of what a side can do. Whatever stands in the segment, it comes back, and lengths are within bounds.
-pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut Seen) {
+pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut ReadCount) {
     let Parts { producer, consumer, announcer, witness } = parts;
     let mut bytes = [0x5A; MAX_RECORD + 1];
     // Mostly short ones, of which there are more in a ring.
@@ -162,7 +162,7 @@ pub(crate) fn spoil(word: &AtomicU64, choice: u8, value: u64) {
 }
 
 /// A run that the bytes choose.
-pub(crate) fn run(input: &[u8], seen: &mut Seen) {
+pub(crate) fn run(input: &[u8], seen: &mut ReadCount) {
     let (mut sides, intruder) = segment();
     for step_of in input.chunks_exact(8) {
         let &[choice, kind, a, b, c, d, e, f] = step_of else { continue };

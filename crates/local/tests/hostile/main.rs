@@ -3,7 +3,7 @@
 
 mod driver;
 
-use driver::Seen;
+use driver::ReadCount;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// A small generator of numbers, the same in each run.
@@ -21,7 +21,7 @@ impl Random {
 #[test]
 fn garbage_between_operations() {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let mut seen = Seen::default();
+    let mut seen = ReadCount::default();
     for run in 0..1_000 {
         let steps = 8 * (run % 1_000);
         let input: Vec<u8> = (0..steps).map(|_| (random.next() >> 32) as u8).collect();
@@ -34,7 +34,7 @@ fn garbage_between_operations() {
 #[test]
 fn garbage_before_the_first_operation() {
     let mut random = Random(1);
-    let mut seen = Seen::default();
+    let mut seen = ReadCount::default();
     for _ in 0..100 {
         let (mut sides, intruder) = driver::segment();
         for index in 0..driver::WORDS {
@@ -69,7 +69,7 @@ fn garbage_during_operations() {
             }
         });
         let mut random = Random(3);
-        let mut seen = Seen::default();
+        let mut seen = ReadCount::default();
         let (creator, opener) = sides.split_at_mut(1);
         let mut work = |side: &mut _| {
             for _ in 0..100_000 {

@@ -17,7 +17,7 @@ struct Line(AtomicU64);
 
 #[derive(Default)]
 #[repr(C)]
-struct Shared {
+struct SharedLines {
     /// What the table's owner lends.
     lent: Line,
     /// The name under which it is there, or was, or will be.
@@ -28,14 +28,14 @@ struct Shared {
     done: Line,
 }
 
-fn shared() -> &'static Shared {
+fn shared() -> &'static SharedLines {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping, wherever the system likes.
     let page =
         unsafe { libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     assert_ne!(page, libc::MAP_FAILED);
     // SAFETY: a page of zeros that stays, for atomics.
-    unsafe { NonNull::new(page.cast::<Shared>()).unwrap().as_ref() }
+    unsafe { NonNull::new(page.cast::<SharedLines>()).unwrap().as_ref() }
 }
 
 const INDEX: u32 = 77;
@@ -94,7 +94,7 @@ fn wait(until: impl Fn() -> bool) {
     }
 }
 
-fn visit(shared: &Shared, foreign: &Foreign, parts: Parts, own_word: bool, kind: Kind) {
+fn visit(shared: &SharedLines, foreign: &Foreign, parts: Parts, own_word: bool, kind: Kind) {
     let announcer = std::sync::Arc::new(parts.announcer);
     let mut lane = announcer.reserve().unwrap();
     let (key, pair) = if kind == Kind::Key { (INDEX, NOTHING) } else { (NOTHING, INDEX) };

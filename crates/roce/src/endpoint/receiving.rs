@@ -1,7 +1,7 @@
 //! Receiving: what a packet, by the network or from a process of this host, does to the queue pair, and what follows from it.
 
 use super::{Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Via};
-use crate::link::Taken;
+use crate::link::PacketEffect;
 use crate::lock;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
@@ -116,7 +116,7 @@ impl Endpoint {
     pub(crate) fn conclude(
         &self,
         inner: Guard<'_, Inner>,
-        taken: Taken,
+        taken: PacketEffect,
         by_network: bool,
         now: Duration,
         sweep: &mut Sweep,

@@ -1,6 +1,6 @@
 //! Sending: turns at the lane, acknowledgements, and what a deadline has sent.
 
-use super::{Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Served, Turn};
+use super::{DeadlineScan, Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Turn};
 use crate::batch::Batch;
 use crate::link::Link;
 use adverb_core::qp::State;
@@ -171,14 +171,14 @@ impl Endpoint {
     }
 
     /// Looks at its deadline. Without one it leaves the lane's list. `ready`: others that may send now.
-    pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> Served {
+    pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> DeadlineScan {
         const SOON: Duration = Duration::from_micros(100);
         let Some(mut inner) = self.lock_unless_busy() else {
-            return Served { deadline: Some(now + SOON), transmit: false };
+            return DeadlineScan { deadline: Some(now + SOON), transmit: false };
         };
         let Kind::Connected(link) = &mut inner.kind else {
             self.is_timed.store(false, Ordering::SeqCst);
-            return Served { deadline: None, transmit: false };
+            return DeadlineScan { deadline: None, transmit: false };
         };
         let mut transmit = false;
         if link.deadline().is_some_and(|deadline| deadline <= now) {
@@ -186,7 +186,7 @@ impl Endpoint {
             if failed {
                 self.is_timed.store(false, Ordering::SeqCst);
                 self.fail(inner, ready);
-                return Served { deadline: None, transmit: false };
+                return DeadlineScan { deadline: None, transmit: false };
             }
             transmit = true;
             self.gather.learn(link);
@@ -197,6 +197,6 @@ impl Endpoint {
         if deadline.is_none() {
             self.is_timed.store(false, Ordering::SeqCst);
         }
-        Served { deadline, transmit }
+        DeadlineScan { deadline, transmit }
     }
 }

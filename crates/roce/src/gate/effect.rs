@@ -77,7 +77,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     };
     // Of the members, who they are; and the wishes of this process.
     let mut members: Vec<(IpAddr, u32, usize)> = Vec::new();
-    let mut wishes: HashMap<(IpAddr, u32), Option<Joined>> = HashMap::new();
+    let mut wishes: HashMap<(IpAddr, u32), Option<JoinResult>> = HashMap::new();
     let mut ever = HashSet::new();
     for step in steps.as_chunks::<4>().0 {
         let [choice, who, which, errno] = *step;

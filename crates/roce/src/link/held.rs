@@ -20,7 +20,7 @@ impl Waiting {
 
 /// What has become of a packet that came while others waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Put {
+pub(super) enum HoldOutcome {
     /// It waits behind them.
     Behind,
     /// It waits already.
@@ -31,7 +31,7 @@ pub(super) enum Put {
 
 /// The packets of one queue pair that wait, one behind the other without a gap.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct HeldPackets {
     packets: VecDeque<Waiting>,
     cost: usize,
     /// The sequence number behind them.
@@ -40,7 +40,7 @@ pub(super) struct Held {
     is_short: bool,
 }
 
-impl Held {
+impl HeldPackets {
     /// They count so much at most. Another adverb never has more under way; what else finds no room is lost, as in a full socket.
     const MOST: usize = 1 << 20;
 
@@ -49,20 +49,20 @@ impl Held {
     }
 
     /// Puts a packet behind the others, if it is the next one. `numbers`: its own sequence number, and the one behind it.
-    pub(super) fn put(&mut self, numbers: (u32, u32), bytes: &[u8], marked: bool) -> Put {
+    pub(super) fn put(&mut self, numbers: (u32, u32), bytes: &[u8], marked: bool) -> HoldOutcome {
         let (number, behind) = numbers;
         if !self.is_empty() && psn::precedes(number, self.next) {
-            return Put::Repeated;
+            return HoldOutcome::Repeated;
         }
         let is_next = self.is_empty() || number == self.next;
         let cost = bytes.len() + PACKET_COST as usize;
         self.is_short = !is_next || self.cost + cost > Self::MOST;
         if self.is_short {
-            return Put::Lost;
+            return HoldOutcome::Lost;
         }
         self.next = behind;
         self.put_in(Waiting { bytes: bytes.into(), marked }, VecDeque::push_back);
-        Put::Behind
+        HoldOutcome::Behind
     }
 
     fn put_in(&mut self, waiting: Waiting, put: fn(&mut VecDeque<Waiting>, Waiting)) {
@@ -103,40 +103,41 @@ impl Held {
 mod tests {
     use super::*;
 
-    fn put(held: &mut Held, number: u32) -> Put {
+    fn put(held: &mut HeldPackets, number: u32) -> HoldOutcome {
         held.put((number, psn::add(number, 1)), &number.to_be_bytes(), false)
     }
 
     #[test]
     fn what_waits_has_a_bound_and_an_order() {
-        let mut held = Held::default();
-        let count = (0u32..).take_while(|number| put(&mut held, *number) == Put::Behind).count() as u32;
-        assert!(count > 1000 && count as usize * (4 + PACKET_COST as usize) <= Held::MOST);
+        let mut held = HeldPackets::default();
+        let count =
+            (0u32..).take_while(|number| put(&mut held, *number) == HoldOutcome::Behind).count() as u32;
+        assert!(count > 1000 && count as usize * (4 + PACKET_COST as usize) <= HeldPackets::MOST);
         let first = held.pop().unwrap();
         held.put_back(first);
         assert_eq!(held.pop().unwrap().bytes[..], 0u32.to_be_bytes());
-        assert_eq!(put(&mut held, count + 1), Put::Lost, "behind one that was lost");
+        assert_eq!(put(&mut held, count + 1), HoldOutcome::Lost, "behind one that was lost");
         for number in 1..count {
             assert_eq!(held.pop().unwrap().bytes[..], number.to_be_bytes());
         }
         assert!(held.pop().is_none() && held.is_empty() && held.cost == 0);
         assert!(held.end() && !held.end());
-        assert_eq!(put(&mut held, count), Put::Behind);
+        assert_eq!(put(&mut held, count), HoldOutcome::Behind);
     }
 
     #[test]
     fn only_the_next_one_waits() {
-        let mut held = Held::default();
+        let mut held = HeldPackets::default();
         const FIRST: u32 = 0xff_fffe;
-        assert_eq!(put(&mut held, FIRST), Put::Behind);
+        assert_eq!(put(&mut held, FIRST), HoldOutcome::Behind);
         // A read takes several numbers.
-        assert_eq!(held.put((0xff_ffff, 9), b"read", false), Put::Behind);
+        assert_eq!(held.put((0xff_ffff, 9), b"read", false), HoldOutcome::Behind);
         for number in [FIRST, 0xff_ffff, 0, 8] {
-            assert_eq!(put(&mut held, number), Put::Repeated, "{number}");
+            assert_eq!(put(&mut held, number), HoldOutcome::Repeated, "{number}");
         }
-        assert_eq!(put(&mut held, 10), Put::Lost);
+        assert_eq!(put(&mut held, 10), HoldOutcome::Lost);
         assert!(held.is_short);
-        assert_eq!(put(&mut held, 9), Put::Behind);
+        assert_eq!(put(&mut held, 9), HoldOutcome::Behind);
         assert!(!held.is_short, "what was lost comes behind this again");
         assert_eq!(held.packets.len(), 3);
         assert_eq!(held.give_up(), 3);

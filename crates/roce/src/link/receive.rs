@@ -1,8 +1,8 @@
 //! What comes in on a connection.
 
-use super::held::Put;
+use super::held::HoldOutcome;
 use super::route::Incoming;
-use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, Link, Road, Taken, requests};
+use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, Link, PacketEffect, Road, requests};
 use crate::endpoint::{Endpoint, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::socket::Arrival;
@@ -67,10 +67,10 @@ impl Link {
         has_work: bool,
         now: Duration,
         sweep: &mut Sweep,
-    ) -> Taken {
+    ) -> PacketEffect {
         let queues = &endpoint.queues;
         let counters = queues.counters;
-        let mut taken = Taken::default();
+        let mut taken = PacketEffect::default();
         let (marked, elsewhere) = match via {
             Via::Network(arrival) => {
                 let route = &self.way.route;
@@ -144,9 +144,9 @@ impl Link {
             Via::Network(arrival) => {
                 let numbers = (packet.bth().psn(), self.responder.number_behind(packet));
                 match self.held.put(numbers, arrival.bytes, marked) {
-                    Put::Behind => {}
-                    Put::Repeated => counters.duplicates.add(1),
-                    Put::Lost => counters.dropped.add(1),
+                    HoldOutcome::Behind => {}
+                    HoldOutcome::Repeated => counters.duplicates.add(1),
+                    HoldOutcome::Lost => counters.dropped.add(1),
                 }
             }
             // Another adverb does not send it so soon.
@@ -167,7 +167,7 @@ impl Link {
         has_work: impl FnOnce() -> bool,
         now: Duration,
         sweep: &mut Sweep,
-        taken: &mut Taken,
+        taken: &mut PacketEffect,
     ) {
         let Some(requester) = &mut *self.requester else { return };
         let mut host = requests(&endpoint.queues, self.road.near());
@@ -184,9 +184,9 @@ impl Link {
         endpoint: &Endpoint,
         now: Duration,
         sweep: &mut Sweep,
-    ) -> Option<Taken> {
+    ) -> Option<PacketEffect> {
         let waiting = self.held.pop()?;
-        let mut taken = Taken::default();
+        let mut taken = PacketEffect::default();
         if let Ok(packet) = Packet::parse(&waiting.bytes) {
             let verdict = self.serve(endpoint, &packet, &NOWHERE, waiting.marked, now, sweep, &mut taken);
             if verdict == Verdict::Postponed {
@@ -216,7 +216,7 @@ impl Link {
         marked: bool,
         now: Duration,
         sweep: &mut Sweep,
-        taken: &mut Taken,
+        taken: &mut PacketEffect,
     ) -> Verdict {
         let queues = &endpoint.queues;
         // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
@@ -282,7 +282,7 @@ impl Link {
         marked: bool,
         counters: &Counters,
         now: Duration,
-        taken: &mut Taken,
+        taken: &mut PacketEffect,
     ) {
         if !self.heard {
             self.heard = true;

@@ -4,10 +4,10 @@ use super::request::{length, operation};
 use super::{Link, Road, requests};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Turn};
-use crate::local::{Near, Went};
+use crate::local::{Near, TurnOutcome};
 use crate::lock;
 use crate::observer;
-use crate::peer::Sent;
+use crate::peer::SentTotals;
 use adverb_core::busy::Busy;
 use adverb_core::heard::{self, Heard};
 use adverb_core::log;
@@ -15,7 +15,7 @@ use adverb_core::qp::{SendCursor, State};
 use adverb_core::request::{SendFlags, Status};
 use adverb_core::watch;
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
-use adverb_samehost::Carried;
+use adverb_samehost::CopyProgress;
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +31,13 @@ impl Link {
             let Some(requester) = &mut *self.requester else { return turn };
             if let Road::Near(near) = &mut self.road {
                 match near.enter(endpoint, cursor, &work, requester.is_idle(), &mut copied) {
-                    Went::On => continue,
-                    Went::Later => break,
-                    Went::Beside => {
+                    TurnOutcome::On => continue,
+                    TurnOutcome::Later => break,
+                    TurnOutcome::Beside => {
                         turn.goes_on_beside = true;
                         break;
                     }
-                    Went::Packet => {}
+                    TurnOutcome::Packet => {}
                 }
             }
             if !requester.has_room()
@@ -98,12 +98,12 @@ impl Link {
         endpoint: &Endpoint,
         cursor: &mut SendCursor,
         busy: Option<&Busy>,
-    ) -> Carried {
+    ) -> CopyProgress {
         match &mut self.road {
             Road::Near(near) if self.requester.as_ref().is_some_and(Requester::is_idle) => {
                 near.carry_out(endpoint, cursor, busy)
             }
-            _ => Carried::Packets,
+            _ => CopyProgress::Packets,
         }
     }
 
@@ -115,7 +115,7 @@ impl Link {
 
     /// Packets are on their way to the peer.
     #[inline]
-    pub(super) fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, sent: Sent, now: Duration) {
+    pub(super) fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, sent: SentTotals, now: Duration) {
         if self.near().is_some() {
             // The outlet says when it is full.
         } else if self.reliable {
@@ -167,7 +167,7 @@ impl Link {
             return self.give_up(endpoint, turn);
         }
         let mut room = self.room();
-        let (mut spent, mut sent) = (Sent::default(), 0);
+        let (mut spent, mut sent) = (SentTotals::default(), 0);
         let counts_receives = !self.reliable && self.near().is_none();
         turn.more = true;
         let carrier = self.road.carrier();

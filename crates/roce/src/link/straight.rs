@@ -3,7 +3,7 @@
 //! So whatever is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
 
 use super::requesting::Requesting;
-use super::{ACKNOWLEDGE_EVERY, Link, Road, Taken};
+use super::{ACKNOWLEDGE_EVERY, Link, PacketEffect, Road};
 use crate::endpoint::Endpoint;
 use crate::local::{Head, Straight};
 use crate::observer::{self, Direction};
@@ -94,7 +94,7 @@ impl Link {
         straight: &Straight,
         payload: &Source<'_>,
         has_work: impl FnOnce() -> bool,
-        taken: &mut Taken,
+        taken: &mut PacketEffect,
         now: Duration,
         sweep: &mut Sweep,
     ) -> bool {

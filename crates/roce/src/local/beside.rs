@@ -8,7 +8,7 @@ use adverb_core::qp::State;
 use adverb_core::request::{Opcode, SendRequest};
 use adverb_core::rings::Turns;
 use adverb_core::transport::TakenOver;
-use adverb_samehost::{Carried, Copier};
+use adverb_samehost::{Copier, CopyProgress};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -121,17 +121,17 @@ impl Beside {
         }
         let is_done = self.is_direct.load(Ordering::Relaxed)
             && match link.carry_out(endpoint, cursor, None) {
-                Carried::All => true,
-                Carried::Kernel => self.carry_out_by_kernel(endpoint, inner),
-                carried @ (Carried::Part | Carried::Shared) => {
+                CopyProgress::All => true,
+                CopyProgress::Kernel => self.carry_out_by_kernel(endpoint, inner),
+                carried @ (CopyProgress::Part | CopyProgress::Shared) => {
                     self.copying.begin();
                     drop(inner);
-                    if carried == Carried::Part {
+                    if carried == CopyProgress::Part {
                         self.go_on(endpoint);
                     }
                     true
                 }
-                Carried::Packets => false,
+                CopyProgress::Packets => false,
             };
         endpoint.net.local.hub.copies.posted();
         is_done
@@ -142,7 +142,7 @@ impl Beside {
     fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: Guard<'_, Inner>) -> bool {
         // Whoever posts meanwhile leaves it to this thread.
         self.copying.begin();
-        if self.carry_on(endpoint, inner) == Carried::Part {
+        if self.carry_on(endpoint, inner) == CopyProgress::Part {
             self.go_on(endpoint);
         }
         true
@@ -150,7 +150,7 @@ impl Beside {
 
     /// A turn at long operations.
     #[cold]
-    fn carry_on(&self, endpoint: &Endpoint, mut inner: Guard<'_, Inner>) -> Carried {
+    fn carry_on(&self, endpoint: &Endpoint, mut inner: Guard<'_, Inner>) -> CopyProgress {
         let (queues, mut channel) = (&endpoint.queues, None);
         let carried = match &mut *inner {
             // IB-QP-7: in SQD, too, since what has begun ends.
@@ -160,14 +160,14 @@ impl Beside {
                 let carried = link.carry_out(endpoint, cursor, Some(&endpoint.busy));
                 channel = link.near().map(|near| near.channel.clone());
                 // What had begun has ended, or begins anew as a packet.
-                if carried != Carried::Part && queues.state() == State::Sqd && link.is_quiet() {
+                if carried != CopyProgress::Part && queues.state() == State::Sqd && link.is_quiet() {
                     queues.send_queue_drained();
                 }
                 carried
             }
-            _ => Carried::Packets,
+            _ => CopyProgress::Packets,
         };
-        let left = carried != Carried::Part && {
+        let left = carried != CopyProgress::Part && {
             self.copying.end();
             // What was posted before that, its poster has left to us.
             queues.send.has_work(&inner.cursor)
@@ -189,7 +189,7 @@ impl Beside {
 }
 
 impl Copier for Endpoint {
-    fn carry_on(&self) -> Option<Carried> {
+    fn carry_on(&self) -> Option<CopyProgress> {
         let inner = self.try_lock()?;
         Some(self.beside.carry_on(self, inner))
     }

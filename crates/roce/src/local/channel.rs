@@ -1,7 +1,7 @@
 //! The packets that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
 
 use super::delivery::{Delivery, reach_straight};
-use super::record::{self, Copied, Lease, Parts as Carried};
+use super::record::{self, Lease, Parts as Carried, RecordCopy};
 use crate::endpoint::Endpoint;
 use crate::net::Net;
 use crate::sweep::Sweep;
@@ -12,7 +12,7 @@ use adverb_core::error::Result;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::seqpacket::Connection;
 use adverb_local::Consumer;
-use adverb_samehost::{Known, Parts, Side, Spoken, TakenIn, Traffic};
+use adverb_samehost::{Intake, LastRegion, LookupCache, Parts, Side, Traffic};
 use adverb_wire::ib::packet::{self, Packet};
 use std::io;
 use std::os::fd::RawFd;
@@ -37,10 +37,10 @@ pub(crate) struct Packets {
 /// What belongs to the lock under which packets are taken in.
 pub(crate) struct Incoming {
     sweep: Sweep,
-    copied: Copied,
-    spoken: Spoken,
+    copied: RecordCopy,
+    spoken: LastRegion,
     /// Queue pairs that packets were for.
-    known: Known<Arc<Endpoint>>,
+    known: LookupCache<Arc<Endpoint>>,
 }
 
 impl Incoming {
@@ -49,9 +49,9 @@ impl Incoming {
     fn new(counts_alone: bool) -> Box<Self> {
         Box::new(Self {
             sweep: Sweep::counting(counts_alone),
-            copied: Copied::new(),
-            spoken: Spoken::default(),
-            known: Known::default(),
+            copied: RecordCopy::new(),
+            spoken: LastRegion::default(),
+            known: LookupCache::default(),
         })
     }
 }
@@ -104,7 +104,7 @@ impl Traffic for Packets {
 
     /// The address of the lane says where acknowledgements may wait for company.
     #[inline]
-    fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> TakenIn {
+    fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> Intake {
         let Self { net, reliable } = channel.traffic();
         let Incoming { sweep, copied, spoken, known } = incoming;
         sweep.polled = lane;
@@ -187,7 +187,7 @@ impl Traffic for Packets {
         }
         sweep.count_all();
         let one_sided = std::mem::take(&mut sweep.one_sided);
-        TakenIn { worked: taken > 0, one_sided, long: fetched >= MOST_FETCHED, held }
+        Intake { worked: taken > 0, one_sided, long: fetched >= MOST_FETCHED, held }
     }
 
     #[inline]

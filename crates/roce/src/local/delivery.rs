@@ -3,7 +3,7 @@
 use super::channel::Channel;
 use super::record::take_straight;
 use crate::endpoint::{Endpoint, Inner, Kind, Via};
-use crate::link::Taken;
+use crate::link::PacketEffect;
 use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::memory::Source;
@@ -131,7 +131,7 @@ pub(super) fn reach_straight(
         && link.takes_straight()
     {
         let has_work = || endpoint.queues.send.has_work(&cursor);
-        let mut all = Taken { brings_no_deadline: true, owes: true, ..Taken::default() };
+        let mut all = PacketEffect { brings_no_deadline: true, owes: true, ..PacketEffect::default() };
         let (mut count, mut bytes) = (0, 0);
         while let Some(record) = left.take() {
             record.fetch_behind(0);

@@ -21,7 +21,7 @@ pub(crate) use beside::Beside;
 pub(crate) use channel::Channel;
 use channel::Packets;
 pub(crate) use delivery::{Behind, Delivery};
-pub(crate) use near::{Near, Went};
+pub(crate) use near::{Near, TurnOutcome};
 pub(crate) use outlet::Carrier;
 use record::LONGEST_HERE;
 pub(crate) use record::ROUTING_HEADER;
@@ -49,7 +49,7 @@ use std::time::Duration;
 const MTU: u32 = 256 << 10;
 
 /// As the polls of a lane look at them.
-pub(crate) type Seen = adverb_samehost::Seen<Packets>;
+pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Packets>;
 
 /// What this process shares with others. Thread-safe.
 #[derive(Default)]

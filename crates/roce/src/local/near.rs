@@ -16,7 +16,7 @@ use adverb_core::qp::{Queues, SendCursor, SendWork, Service, State};
 use adverb_core::request::SendRequest;
 use adverb_core::transport::{AtPost, OneSided};
 use adverb_proto::ib::{CompletionStatus, Requester};
-use adverb_samehost::{AtOnce, Carried, Direct, LONG, Lending, Published, Step, Terms};
+use adverb_samehost::{AtOnce, CopyProgress, Direct, LONG, Lending, PublishedPair, Step, Terms};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,7 +40,7 @@ pub(crate) struct Near {
     /// What it does in memory of the peer's process by itself.
     direct: Direct,
     /// By this the peer's process does the same here.
-    published: Option<Published>,
+    published: Option<PublishedPair>,
     /// What it sends from time and again, and whether that is to be looked at.
     lending: Lending,
     lends_often: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Near {
 
 /// What has become of a request in its turn at the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Went {
+pub(crate) enum TurnOutcome {
     /// It is carried out, or a part of it is: the next look finds what comes next.
     On,
     /// What was posted before comes first.
@@ -60,13 +60,13 @@ pub(crate) enum Went {
 }
 
 /// Carries out one-sided requests as they are posted.
-struct Posted {
+struct DirectPost {
     lane: Arc<Lane>,
     channel: Arc<Channel>,
     at_once: AtOnce,
 }
 
-impl OneSided for Posted {
+impl OneSided for DirectPost {
     #[inline]
     fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
         // The request may be about a message that has come: the lane acknowledges that first.
@@ -169,7 +169,7 @@ impl Near {
     }
 
     /// The peer's process does nothing here by itself any more, once what this returns has been dropped.
-    pub(crate) fn keep_out(&mut self) -> Option<Published> {
+    pub(crate) fn keep_out(&mut self) -> Option<PublishedPair> {
         self.published.take()
     }
 
@@ -236,24 +236,24 @@ impl Near {
         work: &SendWork,
         is_first: bool,
         copied: &mut u32,
-    ) -> Went {
+    ) -> TurnOutcome {
         if !self.suits(work) {
-            return Went::Packet;
+            return TurnOutcome::Packet;
         }
         endpoint.beside.is_direct.store(true, Ordering::Relaxed);
         if !is_first {
-            return Went::Later;
+            return TurnOutcome::Later;
         }
         if *copied >= MOST_BYTES_AT_ONCE || endpoint.beside.copying.go_on() {
-            return Went::Beside;
+            return TurnOutcome::Beside;
         }
         *copied += self.direct.left(work);
         // Others wait for the lane: long copies go on beside it.
         let busy = (work.length as usize <= process::SHORT).then_some(&endpoint.busy);
         match self.step(endpoint, cursor, work, busy) {
-            Step::Done | Step::More => Went::On,
-            Step::Kernel => Went::Beside,
-            Step::Packet => Went::Packet,
+            Step::Done | Step::More => TurnOutcome::On,
+            Step::Kernel => TurnOutcome::Beside,
+            Step::Packet => TurnOutcome::Packet,
         }
     }
 
@@ -264,22 +264,22 @@ impl Near {
         endpoint: &Endpoint,
         cursor: &mut SendCursor,
         busy: Option<&Busy>,
-    ) -> Carried {
+    ) -> CopyProgress {
         let queues = &endpoint.queues;
         let (mut copied, mut shared) = (0, None);
         while let Some(work) = queues.send.peek(cursor) {
             // IB-QP-7
             if queues.state() == State::Sqd && !self.direct.has_begun() {
                 queues.send_queue_drained();
-                return Carried::All;
+                return CopyProgress::All;
             }
             if !self.suits(&work) {
-                return Carried::Packets;
+                return CopyProgress::Packets;
             }
             // It may be about a message that has come since, to whichever thread has posted it: the lane acknowledges that first.
             // PRACTICE-ORDER-1
             if endpoint.lane.owes() && !self.direct.has_begun() {
-                return Carried::Packets;
+                return CopyProgress::Packets;
             }
             // A post may leave most of a long operation to another thread.
             if work.length >= LONG && busy.is_none() && shared.is_none() && !self.direct.has_begun() {
@@ -288,20 +288,20 @@ impl Near {
                 shared = share.map(|share| copied + share);
             }
             if shared.is_some_and(|most| copied >= most) {
-                return Carried::Shared;
+                return CopyProgress::Shared;
             }
             if copied >= MOST_BYTES_AT_ONCE {
-                return Carried::Part;
+                return CopyProgress::Part;
             }
             copied += self.direct.left(&work);
             match self.step(endpoint, cursor, &work, busy) {
                 Step::Done | Step::More => {}
-                Step::Kernel if shared.is_some() => return Carried::Shared,
-                Step::Kernel => return Carried::Kernel,
-                Step::Packet => return Carried::Packets,
+                Step::Kernel if shared.is_some() => return CopyProgress::Shared,
+                Step::Kernel => return CopyProgress::Kernel,
+                Step::Packet => return CopyProgress::Packets,
             }
         }
-        Carried::All
+        CopyProgress::All
     }
 
     /// From now on short requests of one element are carried out as they are posted, if those before them were.
@@ -309,7 +309,7 @@ impl Near {
         let (lane, channel) = (&endpoint.lane, &self.channel);
         endpoint.queues.send.install(|| {
             let at_once = self.direct.at_once(&channel.neighbour, &endpoint.queues, self.reads)?;
-            Some(Box::new(Posted { lane: lane.clone(), channel: channel.clone(), at_once }))
+            Some(Box::new(DirectPost { lane: lane.clone(), channel: channel.clone(), at_once }))
         });
     }
 

@@ -153,12 +153,12 @@ pub(crate) fn take_straight<'a>(record: &'a Record<'_>) -> Option<(Straight, Sou
 }
 
 /// Room for what is copied out of a record before it is judged.
-pub(super) struct Copied {
+pub(super) struct RecordCopy {
     words: Words,
     pieces: [Piece; MOST_PIECES],
 }
 
-impl Copied {
+impl RecordCopy {
     pub(super) fn new() -> Self {
         Self { words: [0; SHORT / 8], pieces: [Piece::default(); MOST_PIECES] }
     }
@@ -247,7 +247,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
         assert!(Packet::assemble(&space[..headers], Payload::Elsewhere(copy.len())).is_ok());
     }
     for process in [None, Some(1)] {
-        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let (lease, mut copied) = (Lease::new(&record), RecordCopy::new());
         let Some(parts) = copied.parse(&lease, process, |_| None) else { continue };
         assert!(parts.head.len() <= MAX_HEADER);
         assert_eq!(parts.head, &bytes[START..START + parts.head.len()]);
@@ -290,7 +290,7 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let (lease, mut copied) = (Lease::new(&record), RecordCopy::new());
         let Parts { head: headers, payload, source } = copied.parse(&lease, process, |_| None)?;
         let mut bytes = vec![0; payload.len()];
         assert_eq!(source.len(), payload.len());
@@ -351,7 +351,7 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let (lease, mut copied) = (Lease::new(&record), RecordCopy::new());
         let Parts { head: headers, payload, source } = copied.parse(&lease, Some(1), |_| None)?;
         Some((headers.to_vec(), payload.len(), source.len()))
     }

@@ -111,16 +111,16 @@ impl Straight {
 /// What a request that is being posted sends. Most requests have one element, or a few bytes that need no key: each of the two has a way of its own all along, which is short.
 trait Body {
     /// What is known of the request once it has its place in the queue.
-    type Placed;
+    type Placement;
 
     /// Bytes.
     fn length(&self) -> usize;
 
     /// Writes the request to its place in the queue. Returns its number, too.
-    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, Self::Placed)>;
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, Self::Placement)>;
 
     /// Writes the bytes into a slot, behind its first words. False after a fault.
-    fn fill(&self, placed: Self::Placed, slot: &mut Slot<'_>, reader: &mut Reader) -> bool;
+    fn fill(&self, placed: Self::Placement, slot: &mut Slot<'_>, reader: &mut Reader) -> bool;
 }
 
 /// One element.
@@ -131,7 +131,7 @@ struct Element<'a> {
 }
 
 impl Body for Element<'_> {
-    type Placed = ();
+    type Placement = ();
 
     #[inline(always)]
     fn length(&self) -> usize {
@@ -163,7 +163,7 @@ struct Bare<'a> {
 }
 
 impl<'a> Body for Bare<'a> {
-    type Placed = &'a [AtomicU64];
+    type Placement = &'a [AtomicU64];
 
     #[inline(always)]
     fn length(&self) -> usize {
@@ -192,7 +192,7 @@ struct Pieces<'a> {
 }
 
 impl Body for Pieces<'_> {
-    type Placed = u64;
+    type Placement = u64;
 
     fn length(&self) -> usize {
         match self.request.data {

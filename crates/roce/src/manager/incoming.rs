@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 /// What the peer asks for.
-pub(super) enum Asked {
+pub(super) enum IncomingRequest {
     /// A connection.
     Connection {
         /// Its message.
@@ -33,7 +33,7 @@ pub(super) struct Incoming {
     pub(super) peer: Peer,
     pub(super) ends: Ends,
     pub(super) own: Own,
-    pub(super) asked: Asked,
+    pub(super) asked: IncomingRequest,
     pub(super) private_data: Vec<u8>,
     pub(super) answered: bool,
 }
@@ -46,7 +46,7 @@ impl Incoming {
         private_data: &[u8],
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>> {
-        let Asked::Connection { request, agreement } = &self.asked else {
+        let IncomingRequest::Connection { request, agreement } = &self.asked else {
             return self.name_queue_pair(parameters, private_data);
         };
         PrivateDataLimits::check(private_data, LIMITS.accept)?;
@@ -89,18 +89,18 @@ impl Incoming {
         self.manager.with(|cm, now| cm.answer(self.id, &answer, now))?.map_err(|error| gone(&error))?;
         self.answered = true;
         self.manager.pump();
-        Ok(Box::new(Answered(self.ends.local)))
+        Ok(Box::new(DatagramAnswer(self.ends.local)))
     }
 
     fn refuse(&mut self, private_data: &[u8]) -> Result<()> {
         self.answered = true;
         let refused = match self.asked {
-            Asked::Connection { .. } => {
+            IncomingRequest::Connection { .. } => {
                 PrivateDataLimits::check(private_data, LIMITS.reject)?;
                 let rejection = message::rejection(RejectReason::CONSUMER_DEFINED, private_data);
                 self.manager.with(|cm, now| cm.reject(self.id, &rejection, now))?
             }
-            Asked::Datagrams => {
+            IncomingRequest::Datagrams => {
                 PrivateDataLimits::check(private_data, DATAGRAM_LIMITS.reject)?;
                 let none = ConnectionParameters::default();
                 let answer = message::found(sidr_status::REJECT, &none, private_data);
@@ -125,8 +125,8 @@ impl IncomingConnection for Incoming {
 
     fn parameters(&self) -> ConnectionParameters {
         match &self.asked {
-            Asked::Connection { request, .. } => message::offered(request),
-            Asked::Datagrams => ConnectionParameters::default(),
+            IncomingRequest::Connection { request, .. } => message::offered(request),
+            IncomingRequest::Datagrams => ConnectionParameters::default(),
         }
     }
 
@@ -136,15 +136,15 @@ impl IncomingConnection for Incoming {
 
     fn service(&self) -> Service {
         match &self.asked {
-            Asked::Connection { request, .. } => message::wanted(request),
-            Asked::Datagrams => Service::Ud,
+            IncomingRequest::Connection { request, .. } => message::wanted(request),
+            IncomingRequest::Datagrams => Service::Ud,
         }
     }
 
     fn agreement(&self) -> Option<Agreement> {
         match &self.asked {
-            Asked::Connection { agreement, .. } => Some(*agreement),
-            Asked::Datagrams => None,
+            IncomingRequest::Connection { agreement, .. } => Some(*agreement),
+            IncomingRequest::Datagrams => None,
         }
     }
 
@@ -182,9 +182,9 @@ impl Drop for Incoming {
 }
 
 /// The handle on what was said about datagrams: nothing follows.
-struct Answered(SocketAddr);
+struct DatagramAnswer(SocketAddr);
 
-impl OutgoingConnection for Answered {
+impl OutgoingConnection for DatagramAnswer {
     fn local(&self) -> Option<SocketAddr> {
         Some(self.0)
     }

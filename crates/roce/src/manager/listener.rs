@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// A port that is held. Requests for it that other processes hand over are taken from the beginning: they are refused until somebody
 /// listens.
-pub(super) struct Held {
+pub(super) struct HeldPort {
     manager: Arc<Manager>,
     address: SocketAddr,
     options: AddressOptions,
     inlets: Inlets,
 }
 
-impl Held {
+impl HeldPort {
     pub(super) fn new(manager: Arc<Manager>, address: SocketAddr, options: AddressOptions) -> Result<Self> {
         manager.start()?;
         let claim = Claim::new(address, &options, &manager.addresses())?;
@@ -30,7 +30,7 @@ impl Held {
     }
 }
 
-impl Reservation for Held {
+impl Reservation for HeldPort {
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
         self
     }
@@ -99,17 +99,17 @@ struct Inlets(Vec<Door>);
 struct Door {
     inlet: Arc<Inlet>,
     _socket: seqpacket::Listener,
-    admitted: Arc<Admitted>,
+    admitted: Arc<AdmittedConnections>,
 }
 
 /// The connections of those who have come; None when nobody is let in any more.
-struct Admitted(Mutex<Option<Vec<Weak<Connection>>>>);
+struct AdmittedConnections(Mutex<Option<Vec<Weak<Connection>>>>);
 
 impl Inlets {
     fn serve(manager: &Manager, sockets: Vec<seqpacket::Listener>) -> Result<Self> {
         let mut inlets = Self(Vec::new());
         for socket in sockets {
-            let admitted = Arc::new(Admitted(Mutex::new(Some(Vec::new()))));
+            let admitted = Arc::new(AdmittedConnections(Mutex::new(Some(Vec::new()))));
             let (host, list) = (Arc::downgrade(&manager.host), admitted.clone());
             let inlet = Inlet::serve(socket.fd(), move |connection| {
                 // One too many is closed at once.
@@ -123,7 +123,7 @@ impl Inlets {
     }
 }
 
-impl Admitted {
+impl AdmittedConnections {
     fn enter(&self, connection: &Arc<Connection>) {
         match &mut *lock(&self.0) {
             Some(list) => {

@@ -74,15 +74,15 @@ impl Host for Site {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<ConnectionEvent>>);
+struct EventLog(Mutex<Vec<ConnectionEvent>>);
 
-impl ConnectionSink for Told {
+impl ConnectionSink for EventLog {
     fn event(&self, event: ConnectionEvent) {
         lock(&self.0).push(event);
     }
 }
 
-impl Told {
+impl EventLog {
     /// The next event: mostly told already, but a service that nobody offers is asked for again for a while.
     #[track_caller]
     fn next(&self) -> ConnectionEvent {
@@ -147,8 +147,13 @@ fn pair_between([client, server]: [IpAddr; 2], space: PortSpace, mtu_of_server: 
 }
 
 impl Pair {
-    fn connect(&self, kind: Transport, number: u32, port: u16) -> (Box<dyn OutgoingConnection>, Arc<Told>) {
-        let told = Arc::new(Told::default());
+    fn connect(
+        &self,
+        kind: Transport,
+        number: u32,
+        port: u16,
+    ) -> (Box<dyn OutgoingConnection>, Arc<EventLog>) {
+        let told = Arc::new(EventLog::default());
         let connection = self
             .client
             .connect_unmanaged(
@@ -204,7 +209,7 @@ fn a_connection_comes_and_goes() {
     assert_eq!((asked.responder_resources, asked.initiator_depth, asked.retry_count), (4, 3, 7));
     let passive = request.agreement().unwrap();
     assert!(client.agreement().is_none() && client.establish().is_err());
-    let server_told = Arc::new(Told::default());
+    let server_told = Arc::new(EventLog::default());
     let server = request.accept_unmanaged(answer(60), b"welcome", server_told.clone()).unwrap();
     let ConnectionEvent::Response { parameters, private_data } = told.next() else { panic!() };
     assert_eq!(
@@ -244,7 +249,7 @@ fn a_connection_comes_and_goes() {
 #[test]
 fn refusals() {
     let pair = pair(PortSpace::Tcp, 4096);
-    let status = |told: &Told| match told.next() {
+    let status = |told: &EventLog| match told.next() {
         ConnectionEvent::Rejected { status, private_data, .. } => (status, private_data),
         other => panic!("{other:?}"),
     };
@@ -269,7 +274,7 @@ fn refusals() {
     let (client, _told) = pair.connect(Transport::Rc, 51, port);
     let request = pair.requests.next();
     drop(client);
-    assert!(request.accept_unmanaged(answer(61), b"", Arc::new(Told::default())).is_err(), "it gave up");
+    assert!(request.accept_unmanaged(answer(61), b"", Arc::new(EventLog::default())).is_err(), "it gave up");
 }
 
 /// Has each request refused by another thread, and returns when that has sent something, or not for long.
@@ -402,7 +407,7 @@ fn the_peer_is_told_when_nobody_is_left() {
     let told: Vec<_> = (0..3)
         .map(|number| {
             let (client, _) = pair.connect(Transport::Rc, 50 + number, pair.port());
-            let told = Arc::new(Told::default());
+            let told = Arc::new(EventLog::default());
             let request = pair.requests.next();
             let server = request.accept_unmanaged(answer(60 + number), b"", told.clone()).unwrap();
             client.establish().unwrap();
@@ -429,7 +434,7 @@ fn datagram_services() {
     let request = pair.requests.next();
     assert_eq!((request.service(), request.private_data().len()), (Transport::Ud, 180));
     assert!(request.agreement().is_none());
-    request.accept_unmanaged(answer(66), b"here", Arc::new(Told::default())).unwrap();
+    request.accept_unmanaged(answer(66), b"here", Arc::new(EventLog::default())).unwrap();
     let ConnectionEvent::Established { parameters, private_data } = told.next() else { panic!() };
     assert_eq!((parameters.qp_number, parameters.qkey), (66, 9));
     assert_eq!((private_data.len(), &private_data[..5]), (136, &b"here\0"[..]));
@@ -446,7 +451,7 @@ fn datagram_services() {
 fn the_first_packet_establishes() {
     let pair = pair(PortSpace::Ib, 4096);
     let (_client, _) = pair.connect(Transport::Rc, 50, pair.port());
-    let told = Arc::new(Told::default());
+    let told = Arc::new(EventLog::default());
     let server = pair.requests.next().accept_unmanaged(answer(60), b"", told.clone()).unwrap();
     server.notify().unwrap();
     assert!(matches!(told.next(), ConnectionEvent::Established { .. }));

@@ -1,7 +1,7 @@
 //! The transport's half of a raw packet queue pair.
 
-use super::impaired::Impaired;
-use super::socket::{MOST, PacketSocket, Received};
+use super::impaired::RawFaults;
+use super::socket::{FrameReceipt, MOST, PacketSocket};
 use crate::gid::Gids;
 use crate::lock;
 use crate::net::Net;
@@ -41,7 +41,7 @@ pub(crate) struct RawEndpoint {
     is_full: AtomicBool,
     hearing: Mutex<Hearing>,
     /// Faults of the wire.
-    impaired: Option<Impaired>,
+    impaired: Option<RawFaults>,
     /// Whether the socket hears: for polls, which need not ask it otherwise.
     hears: AtomicBool,
 }
@@ -92,7 +92,7 @@ impl RawEndpoint {
             rings: Rings::default(),
             is_full: AtomicBool::new(false),
             hearing: Mutex::default(),
-            impaired: Impaired::of(this, local, reactor),
+            impaired: RawFaults::of(this, local, reactor),
             hears: AtomicBool::new(false),
         });
         let lane: Arc<dyn CqLane> = endpoint.clone();
@@ -197,7 +197,7 @@ impl RawEndpoint {
 
     /// The frames go on that the wire has kept until now.
     pub(super) fn go_on(&self) {
-        for frame in self.impaired.iter().flat_map(Impaired::due) {
+        for frame in self.impaired.iter().flat_map(RawFaults::due) {
             match frame.direction {
                 // One for which there is no room is lost, as in a network.
                 Direction::Out => drop(self.put(&frame.bytes)),
@@ -240,9 +240,9 @@ impl RawEndpoint {
         let mut worked = false;
         for _ in 0..BURST {
             match self.socket.receive(&mut buffer) {
-                Received::Nothing => break,
-                Received::Other => {}
-                Received::Frame(start, length) => {
+                FrameReceipt::Nothing => break,
+                FrameReceipt::Other => {}
+                FrameReceipt::Frame(start, length) => {
                     worked = true;
                     let frame = &buffer[start..start + length];
                     let receivers = self.net.steering.receivers(frame);

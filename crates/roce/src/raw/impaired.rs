@@ -2,7 +2,7 @@
 //! its checksum would be wrong at the next port. There is none of this in processes without such faults.
 
 use super::RawEndpoint;
-use crate::impaired::{Held, ask};
+use crate::impaired::{DelayQueue, ask};
 use crate::lock;
 use crate::time;
 use adverb_core::reactor::{Reactor, Readiness, Source};
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// The faults of a queue pair.
-pub(super) struct Impaired {
+pub(super) struct RawFaults {
     wire: &'static dyn Wire,
     /// An address of the interface.
     local: IpAddr,
     reactor: &'static Reactor,
     alarm: Arc<Alarm>,
-    kept: Mutex<Kept>,
+    kept: Mutex<DelayedFrames>,
 }
 
 #[derive(Default)]
-struct Kept {
-    frames: Held<Frame>,
+struct DelayedFrames {
+    frames: DelayQueue<Frame>,
     armed: Option<Duration>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Frame {
     pub(super) bytes: Vec<u8>,
 }
 
-impl Impaired {
+impl RawFaults {
     /// Those of a queue pair, if there are any.
     pub(super) fn of(endpoint: &Weak<RawEndpoint>, local: IpAddr, reactor: &'static Reactor) -> Option<Self> {
         let alarm = Arc::new(Alarm(endpoint.clone()));
@@ -70,7 +70,7 @@ impl Impaired {
 
     /// Forgets those that are kept.
     pub(super) fn clear(&self) {
-        *lock(&self.kept) = Kept::default();
+        *lock(&self.kept) = DelayedFrames::default();
     }
 
     fn arm(&self, now: Duration) {

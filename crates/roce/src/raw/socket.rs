@@ -22,7 +22,7 @@ pub(super) struct PacketSocket {
 }
 
 /// What a receive has brought.
-pub(super) enum Received {
+pub(super) enum FrameReceipt {
     /// A frame of so many bytes, from this place of the buffer on.
     Frame(usize, usize),
     /// Something that is no frame from outside.
@@ -115,7 +115,7 @@ impl PacketSocket {
     }
 
     /// Takes a frame. A VLAN tag that the kernel has taken out stands in it again. No cancellation point.
-    pub(super) fn receive(&self, buffer: &mut [u8; MOST]) -> Received {
+    pub(super) fn receive(&self, buffer: &mut [u8; MOST]) -> FrameReceipt {
         // Room in front, for the tag.
         let place = &mut buffer[TAG..];
         let mut part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
@@ -131,17 +131,17 @@ impl PacketSocket {
         // SAFETY: all that the header points to is live.
         let count = unsafe { libc::syscall(libc::SYS_recvmsg, self.fd, &raw mut message, 0) };
         if count < 0 {
-            return Received::Nothing;
+            return FrameReceipt::Nothing;
         }
         if from.sll_pkttype == libc::PACKET_OUTGOING || count < ADDRESSES as i64 + 2 {
-            return Received::Other;
+            return FrameReceipt::Other;
         }
         let count = count as usize;
-        let Some((tag, kind)) = vlan_of(&message) else { return Received::Frame(TAG, count) };
+        let Some((tag, kind)) = vlan_of(&message) else { return FrameReceipt::Frame(TAG, count) };
         buffer.copy_within(TAG..TAG + ADDRESSES, 0);
         buffer[ADDRESSES..][..2].copy_from_slice(&kind.to_be_bytes());
         buffer[ADDRESSES + 2..][..2].copy_from_slice(&tag.to_be_bytes());
-        Received::Frame(0, count + TAG)
+        FrameReceipt::Frame(0, count + TAG)
     }
 }
 

@@ -42,9 +42,9 @@ pub(crate) fn join(side: &Side, site: &Site, number: u32) {
 }
 
 /// Stops a process until it is dropped.
-pub(crate) struct Stopped(libc::pid_t);
+pub(crate) struct StoppedProcess(libc::pid_t);
 
-impl Stopped {
+impl StoppedProcess {
     /// A process that its parent has not waited for.
     pub(crate) fn new(process: libc::pid_t) -> Self {
         // SAFETY: the process is there, at least as one that has ended.
@@ -60,7 +60,7 @@ impl Stopped {
     }
 }
 
-impl Drop for Stopped {
+impl Drop for StoppedProcess {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { libc::kill(self.0, libc::SIGCONT) };

@@ -72,18 +72,18 @@ impl<T: Traffic> Channels<T> {
 }
 
 /// The channels as a lane last saw them: its polls need no lock that others use.
-pub struct Seen<T: Traffic> {
+pub struct ChannelSnapshot<T: Traffic> {
     version: u64,
     list: Vec<Arc<Channel<T>>>,
 }
 
-impl<T: Traffic> Default for Seen<T> {
+impl<T: Traffic> Default for ChannelSnapshot<T> {
     fn default() -> Self {
         Self { version: 0, list: Vec::new() }
     }
 }
 
-impl<T: Traffic> Seen<T> {
+impl<T: Traffic> ChannelSnapshot<T> {
     /// A poll of the lane with this address looks at all channels. Returns whether anything had come.
     #[inline]
     pub fn poll(&mut self, channels: &Channels<T>, lane: usize) -> bool {

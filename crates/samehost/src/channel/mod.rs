@@ -7,11 +7,11 @@ mod all;
 mod payload;
 mod waiting;
 
-pub use all::{Channels, Seen};
+pub use all::{ChannelSnapshot, Channels};
 pub use payload::{SHORT, Words, take_apart};
 
 use crate::bell::Bell;
-use crate::neighbour::{Acquainted, Life, Neighbour};
+use crate::neighbour::{Life, Neighbour, NeighbourLink};
 use crate::parts::Parts;
 use adverb_core::counters::Counters;
 use adverb_core::engine::Engine;
@@ -71,7 +71,7 @@ pub trait Traffic: Send + Sync + Sized + 'static {
         consumer: &mut Consumer,
         incoming: &mut Self::Incoming,
         lane: usize,
-    ) -> TakenIn;
+    ) -> Intake;
     /// The same turn ends, and the other process knows what has been taken out.
     fn settle(&self, incoming: &mut Self::Incoming) -> Self::Rest;
     /// What that has left.
@@ -84,7 +84,7 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     fn found_nothing(&self) {}
     /// No polls follow: what they would have done is due.
     fn abandoned(&self) {}
-    /// Sends the other process descriptors: see [`Acquainted::send`].
+    /// Sends the other process descriptors: see [`NeighbourLink::send`].
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -99,7 +99,7 @@ pub trait Traffic: Send + Sync + Sized + 'static {
 
 /// What has been taken out in a turn.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TakenIn {
+pub struct Intake {
     /// Anything.
     pub worked: bool,
     /// Something that a program expects to be served without its taking part.
@@ -295,13 +295,13 @@ impl<T: Traffic> Channel<T> {
 
     /// Takes in as many records as make a turn. `lane`: see [`Traffic::take_in`].
     #[inline]
-    fn drain(&self, lane: usize) -> TakenIn {
+    fn drain(&self, lane: usize) -> Intake {
         self.drain_with(lane, T::finish)
     }
 
     #[inline]
-    fn drain_with(&self, lane: usize, finish: impl FnOnce(&T, T::Rest)) -> TakenIn {
-        let Some(mut rx) = self.rx.try_lock() else { return TakenIn::default() };
+    fn drain_with(&self, lane: usize, finish: impl FnOnce(&T, T::Rest)) -> Intake {
+        let Some(mut rx) = self.rx.try_lock() else { return Intake::default() };
         let Rx { consumer, incoming, held } = &mut *rx;
         *held = false;
         if !consumer.is_ready() {
@@ -312,7 +312,7 @@ impl<T: Traffic> Channel<T> {
             if waits {
                 self.ring();
             }
-            return TakenIn::default();
+            return Intake::default();
         }
         let taken = T::take_in(self, consumer, incoming, lane);
         *held = taken.held;
@@ -451,12 +451,12 @@ impl<T: Traffic> Channel<T> {
     }
 }
 
-impl<T: Traffic> Acquainted for Channel<T> {
+impl<T: Traffic> NeighbourLink for Channel<T> {
     fn neighbour(&self) -> &Neighbour {
         &self.neighbour
     }
 
-    fn this(&self) -> Weak<dyn Acquainted> {
+    fn this(&self) -> Weak<dyn NeighbourLink> {
         self.this.clone()
     }
 

@@ -127,7 +127,7 @@ impl<C> Verdicts<C> {
 }
 
 /// An offer of another process that we have accepted, until it is confirmed.
-struct Accepted {
+struct AcceptedOffer {
     segment: Segment,
     ours: Bell,
     theirs: Bell,
@@ -147,7 +147,7 @@ pub struct Meetings<S: Side> {
     off: OnceLock<bool>,
     verdicts: Mutex<Verdicts<Channel<S::Traffic>>>,
     /// By connection.
-    open: Mutex<HashMap<usize, Accepted>>,
+    open: Mutex<HashMap<usize, AcceptedOffer>>,
 }
 
 impl<S: Side> Default for Meetings<S> {
@@ -272,7 +272,7 @@ impl<S: Side> Meetings<S> {
             }
             What::Confirm => {
                 let Some(accepted) = lock(&self.open).remove(&key(from)) else { return };
-                let Accepted { segment, ours, theirs, found, process } = accepted;
+                let AcceptedOffer { segment, ours, theirs, found, process } = accepted;
                 let reads = found.is_some() && said.proves();
                 let parts = Parts::new(from.clone(), segment, (ours, theirs), reads);
                 match side.open(parts) {
@@ -312,9 +312,9 @@ impl<S: Side> Meetings<S> {
             }
             Some(Verdict::Pending { .. }) | None => {}
         }
-        let accepted = || -> Option<Accepted> {
+        let accepted = || -> Option<AcceptedOffer> {
             let [memory, ours, theirs] = descriptors.into_inner().ok()?;
-            Some(Accepted {
+            Some(AcceptedOffer {
                 segment: Segment::open(memory).ok()?,
                 ours: Bell::from_descriptor(ours)?,
                 theirs: Bell::from_descriptor(theirs)?,

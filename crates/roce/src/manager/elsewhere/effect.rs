@@ -79,7 +79,7 @@ impl ConnectionSink for Nobody {
     }
 }
 
-struct Asked {
+struct ForwardedRequest {
     peer: IpAddr,
     mad: [u8; MAD_LEN],
     transaction: u64,
@@ -93,7 +93,7 @@ struct Asked {
 struct Process {
     host: Arc<Silent>,
     notices: Notices,
-    requests: Vec<Asked>,
+    requests: Vec<ForwardedRequest>,
     _waiting: Vec<Box<dyn OutgoingConnection>>,
 }
 
@@ -124,7 +124,7 @@ impl Process {
         assert_eq!(sent.len(), REQUESTS, "one datagram each");
         let mut requests: Vec<_> = sent
             .into_iter()
-            .map(|(to, mad)| Asked {
+            .map(|(to, mad)| ForwardedRequest {
                 peer: to.ip(),
                 mad,
                 transaction: super::transaction_of(&mad).expect("a request"),
@@ -144,7 +144,7 @@ impl Process {
         for step in bytes.as_chunks::<6>().0 {
             let [which, wrong, bit, of, port @ ..] = *step;
             let which = usize::from(which) % REQUESTS;
-            let Asked { peer, transaction, name, .. } = self.requests[which];
+            let ForwardedRequest { peer, transaction, name, .. } = self.requests[which];
             let port = u16::from_be_bytes(port);
             // One in four is right; or one bit, the name or the sender belongs to something else.
             let other = &self.requests[usize::from(of) % REQUESTS];
@@ -157,7 +157,7 @@ impl Process {
                 6 => (transaction, other.name, other.peer),
                 _ => (other.transaction, other.name, peer),
             };
-            let counts = |asked: &Asked| {
+            let counts = |asked: &ForwardedRequest| {
                 asked.is_waited_for
                     && (asked.transaction, asked.name, asked.peer) == (transaction, name, from)
             };
