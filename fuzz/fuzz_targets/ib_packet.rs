@@ -1,7 +1,7 @@
 //! Any bytes are a packet that reads well, or malformed; and what reads well is written the same again.
 #![no_main]
 
-use adverb_proto::ib::{Dropped, check_datagram, goes_to_requester};
+use adverb_proto::ib::{DropReason, check_datagram, goes_to_requester};
 use adverb_wire::ib::header::{Aeth, BTH_LEN, HeaderWriter, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, destination};
 use adverb_wire::zerocopy::IntoBytes;
@@ -42,7 +42,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     assert!(!goes_to_requester(&packet) || packet.reth().is_none());
     match (packet.deth(), check_datagram(&packet, 7)) {
-        (None, found) => assert_eq!(found, Err(Dropped::Opcode)),
+        (None, found) => assert_eq!(found, Err(DropReason::Opcode)),
         (Some(deth), found) => assert_eq!(found.is_ok(), deth.qkey.get() == 7),
     }
 });

@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal, Remote, Request, Requester,
-    RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service, Window,
-    goes_to_requester, psn,
+    Access, CompletionStatus, Delivery, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal,
+    Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions,
+    Service, Window, goes_to_requester, psn,
 };
 use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, Payload};
@@ -49,7 +49,7 @@ impl ResponderHost for Host {
         Ok(())
     }
 
-    fn complete_receive(&mut self, _: Delivered) {
+    fn complete_receive(&mut self, _: Delivery) {
         assert!(self.room.take().is_some());
     }
 
@@ -103,7 +103,11 @@ impl ResponderHost for Host {
 impl RequesterHost for Host {
     fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
         assert!(offset + payload.len() as u32 <= LENGTHS[sequence as usize % 4]);
-        if offset == 512 && payload.bytes().and_then(<[u8]>::first) == Some(&9) { Err(LocalFault::Protection) } else { Ok(()) }
+        if offset == 512 && payload.bytes().and_then(<[u8]>::first) == Some(&9) {
+            Err(LocalFault::Protection)
+        } else {
+            Ok(())
+        }
     }
 
     fn place_atomic(&mut self, sequence: u64, _: u64) -> Result<(), LocalFault> {

@@ -21,7 +21,7 @@ const SINK: u64 = 0xffff_ffff_ffff_ff00;
 
 /// A read of ours, or an atomic operation, and how many of its bytes have come.
 #[derive(Clone, Copy)]
-struct Asked {
+struct PendingRead {
     read: Option<ReadRequest>,
     come: u32,
 }
@@ -32,7 +32,7 @@ struct End {
     reads: OutstandingReads<usize>,
     inbound: InboundReads,
     /// All that was ever asked for, and how much of it is complete.
-    asked: Vec<Asked>,
+    asked: Vec<PendingRead>,
     complete: usize,
     /// Of the peer's messages with a number.
     sends: u32,
@@ -64,7 +64,7 @@ impl End {
         };
         assert_eq!(pushed.is_err(), is_full);
         if !is_full {
-            self.asked.push(Asked { read: is_read.then_some(read), come: 0 });
+            self.asked.push(PendingRead { read: is_read.then_some(read), come: 0 });
         }
     }
 
@@ -154,7 +154,7 @@ impl End {
 fn message(end: &End, choice: u8, number: u32) -> Outbound {
     let front = end.reads.front().map(|front| (*front, end.asked[*front]));
     let (stag, come, rest) = match front {
-        Some((front, Asked { read: Some(read), come })) => (front as u32 + 1, come, read.len - come),
+        Some((front, PendingRead { read: Some(read), come })) => (front as u32 + 1, come, read.len - come),
         _ => (number, 0, number & 0xff),
     };
     let wrong = number >> 24;

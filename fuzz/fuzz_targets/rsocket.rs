@@ -2,7 +2,7 @@
 #![no_main]
 
 use adverb_proto::rsocket::{
-    Connect, Mapping, Message, Settings, Shut, SourceFamily, Stream, TARGET_LENGTH, Target, WriteTo,
+    Connect, Mapping, Message, Settings, ShutdownSide, SourceFamily, Stream, TARGET_LENGTH, Target, WriteTo,
     read_hello, read_source,
 };
 use libfuzzer_sys::fuzz_target;
@@ -61,7 +61,7 @@ fuzz_target!(|input: &[u8]| {
                 }
             }
             _ => match choice >> 6 {
-                0 => drop(stream.shut(Shut::Write)),
+                0 => drop(stream.shut(ShutdownSide::Write)),
                 1 => sent.extend(stream.take_control(Message::Keepalive)),
                 _ => drop(sent.pop().map(|id| stream.completed(id))),
             },

@@ -53,7 +53,7 @@ impl Dice {
 }
 
 /// What the round has, one after the other in the order in which it is dropped.
-type Mourned = Box<dyn Any + Send>;
+type RoundObject = Box<dyn Any + Send>;
 
 /// Says to this test that it is the process in which it all happens.
 const HERE: &str = "ADVERB_TEST_HERE";
@@ -121,7 +121,7 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
             assert!(post(None, shared.as_ref(), Some(&queue_pair)));
         }
         let connection = listener.accept(SOON).unwrap().accept(queue_pair, &[], SOON).unwrap();
-        let mut kept: Vec<Mourned> = Vec::new();
+        let mut kept: Vec<RoundObject> = Vec::new();
         // Some messages are taken: their buffers are freed, kept, posted again, or leaked with their completion.
         for _ in 0..dice.below(30) {
             let completion = parts.receives.wait(SOON).unwrap().success().unwrap();

@@ -92,27 +92,27 @@ fn memory_comes_back_only_when_nobody_else_has_a_part() {
 }
 
 /// A vector that tells of its drop.
-struct Told(Vec<u8>, Arc<AtomicBool>);
+struct DropWitness(Vec<u8>, Arc<AtomicBool>);
 
 // SAFETY: the vector's bytes, which nobody touches meanwhile.
-unsafe impl adverb::StableMemory for Told {
+unsafe impl adverb::StableMemory for DropWitness {
     fn bytes(&mut self) -> (NonNull<u8>, usize) {
         self.0.bytes()
     }
 }
 
 // SAFETY: as above.
-unsafe impl adverb::ExclusiveMemory for Told {}
+unsafe impl adverb::ExclusiveMemory for DropWitness {}
 
-impl Drop for Told {
+impl Drop for DropWitness {
     fn drop(&mut self) {
         self.1.store(true, Ordering::SeqCst);
     }
 }
 
-fn told(length: usize) -> (Told, Arc<AtomicBool>) {
+fn told(length: usize) -> (DropWitness, Arc<AtomicBool>) {
     let dropped = Arc::new(AtomicBool::new(false));
-    (Told(vec![0; length], dropped.clone()), dropped)
+    (DropWitness(vec![0; length], dropped.clone()), dropped)
 }
 
 #[test]

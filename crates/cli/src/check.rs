@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 /// The options of a check.
 #[derive(clap::Args)]
-pub(crate) struct Checked {
+pub(crate) struct CheckOptions {
     /// Look for mistakes in the use of verbs and rdma_cm, and say each on standard error ('adverb check list' has all)
     #[arg(long, value_name = "WORDS", value_parser = words, num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     check: Option<String>,
@@ -42,7 +42,7 @@ fn suppressed(file: &str) -> Result<String, String> {
     suppressions(file).map(|_| file.to_owned())
 }
 
-impl Checked {
+impl CheckOptions {
     /// What to say where there is no program of this name: it may be a profile.
     pub(crate) fn meant(&self, name: &OsStr) -> Option<Failure> {
         let profile = name.to_str().filter(|name| setting::words(name).is_ok())?;

@@ -9,7 +9,7 @@ use adverb_watch::fault::{
     COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, check_devices,
     operation_names,
 };
-use file::Wanted;
+use file::FaultPlan;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 pub(crate) struct Failing {
     /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules
     #[arg(long, value_name = "RULES", value_parser = wanted)]
-    fault: Option<Wanted>,
+    fault: Option<FaultPlan>,
 
     /// The number from which faults by chance are drawn; the same number gives the same faults (1)
     #[arg(long, value_name = "N", value_parser = number)]
@@ -30,11 +30,11 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("wanted is a number from 0 to {}", u64::MAX))
 }
 
-fn wanted(text: &str) -> Result<Wanted, String> {
+fn wanted(text: &str) -> Result<FaultPlan, String> {
     if text.ends_with(file::ENDING) && !text.contains(',') {
         return file::read(text);
     }
-    check(text).map(|()| Wanted { rules: text.to_owned(), seed: None })
+    check(text).map(|()| FaultPlan { rules: text.to_owned(), seed: None })
 }
 
 impl Failing {

@@ -192,7 +192,7 @@ impl Files {
         let changes = interfaces::changes(true).ok();
         let now = interfaces::look();
         let is_named = folder.afterwards == Afterwards::Stays;
-        let wanted = Wanted { is_named, ..Wanted::of(devices, has_counters, host) };
+        let wanted = FolderPlan { is_named, ..FolderPlan::of(devices, has_counters, host) };
         let shown = wanted.entries(&now);
         fill(&folder.path, &shown, host)?;
         if folder.afterwards == Afterwards::Goes {
@@ -329,7 +329,7 @@ fn buses(entries: &[(String, Content)]) -> String {
 pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> {
     let place = Place::named(place)?;
     // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place.path, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
+    fill(&place.path, &FolderPlan::of(devices, false, None).entries(&interfaces::look()), None)?;
     Ok(place.path.clone())
 }
 
@@ -407,7 +407,7 @@ fn user() -> libc::uid_t {
 }
 
 /// What is wanted in the folder, beside entries of the host's own.
-struct Wanted {
+struct FolderPlan {
     /// A comma list; else those that the environment names.
     devices: Option<String>,
     with_counters: bool,
@@ -416,7 +416,7 @@ struct Wanted {
     is_named: bool,
 }
 
-impl Wanted {
+impl FolderPlan {
     fn of(devices: Option<&str>, with_counters: bool, host: Option<&Host>) -> Self {
         let beside_host = host.is_some_and(|host| host.library().is_some());
         let devices = devices.map(str::to_owned).or_else(setting::devices);

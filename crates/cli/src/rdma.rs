@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 /// A device, as it is described and as it is, and its index.
-type Numbered = (usize, (DeviceWanted, Arc<dyn Transport>));
+type NumberedDevice = (usize, (DeviceWanted, Arc<dyn Transport>));
 
 /// Whether this command was started under the name that this file answers to.
 pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
@@ -198,14 +198,14 @@ impl<'a> Question<'a> {
         word.trim_end_matches("/1").trim_end_matches("/-")
     }
 
-    fn rows(&self, devices: &[Numbered]) -> Result<Vec<Description>, Failure> {
+    fn rows(&self, devices: &[NumberedDevice]) -> Result<Vec<Description>, Failure> {
         let rows: Vec<_> = match self.about {
             About::Link | About::Device => devices
                 .iter()
                 .map(|(index, (device, transport))| self.about.describe(*index, device, &**transport))
                 .collect(),
             about => {
-                let asked = devices.iter().map(|(index, (device, transport))| objects::Asked {
+                let asked = devices.iter().map(|(index, (device, transport))| objects::DeviceQuery {
                     index: *index,
                     name: &device.name,
                     transport: transport.attributes().transport,

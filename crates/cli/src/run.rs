@@ -45,10 +45,10 @@ pub(crate) struct Args {
     with_host_devices: bool,
 
     #[command(flatten)]
-    said: said::Said,
+    said: said::LogOptions,
 
     #[command(flatten)]
-    told: summary::Told,
+    told: summary::SummaryOptions,
 
     #[command(flatten)]
     trace: trace::Traced,
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     fault: fault::Failing,
 
     #[command(flatten)]
-    check: check::Checked,
+    check: check::CheckOptions,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]

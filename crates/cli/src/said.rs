@@ -8,7 +8,7 @@ const PCAP: &str = "ADVERB_PCAP";
 
 /// The options of the log and of the capture.
 #[derive(clap::Args)]
-pub(crate) struct Said {
+pub(crate) struct LogOptions {
     /// The level of the engine's log on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     log: Option<String>,
@@ -30,7 +30,7 @@ fn capture(text: &str) -> Result<String, String> {
     setting::check(PCAP, text).map(|()| text.to_owned())
 }
 
-impl Said {
+impl LogOptions {
     /// Where the files of devices are to be.
     pub(crate) fn files(&self) -> Option<&Path> {
         self.files.as_deref()

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// The options of the summary.
 #[derive(clap::Args)]
-pub(crate) struct Told {
+pub(crate) struct SummaryOptions {
     /// Leave out the line that says at the end, on a terminal, what went how
     #[arg(long, short)]
     quiet: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Summary {
     line: bool,
 }
 
-impl Told {
+impl SummaryOptions {
     /// The summary of a run that begins now.
     ///
     /// # Errors

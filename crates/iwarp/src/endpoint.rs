@@ -10,7 +10,7 @@ mod starting;
 use crate::behind::Behind;
 use crate::gather::Posts;
 use crate::lane::Lane;
-use crate::local::{Channel, Host, Named, Place};
+use crate::local::{Channel, EndName, Host, Place};
 use crate::lock;
 use crate::receive::Rx;
 use crate::socket::Socket;
@@ -49,15 +49,15 @@ pub(crate) enum By {
 
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Received {
+pub(crate) struct Receipt {
     /// Something.
     pub(crate) worked: bool,
     /// A one-sided request, or anything else that the peer's program expects to be served without ours.
     pub(crate) one_sided: bool,
 }
 
-impl Received {
-    pub(crate) fn add(&mut self, other: Received) {
+impl Receipt {
+    pub(crate) fn add(&mut self, other: Receipt) {
         self.worked |= other.worked;
         self.one_sided |= other.one_sided;
     }
@@ -292,8 +292,8 @@ impl Endpoint {
 
     /// Takes in what has arrived, unless somebody else is doing it: then he looks again afterwards.
     #[inline]
-    pub(crate) fn receive(&self, by: By) -> Received {
-        let mut all = Received::default();
+    pub(crate) fn receive(&self, by: By) -> Receipt {
+        let mut all = Receipt::default();
         loop {
             if by == By::Background {
                 self.missed.note();
@@ -431,7 +431,7 @@ impl Endpoint {
     }
 
     /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
-    pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: Named) {
+    pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: EndName) {
         // First the receiving side: as soon as the other one has greeted the peer, messages come.
         let is_new = match &mut *lock(&self.rx) {
             Some(rx) => rx.meets(socket, channel, peer),

@@ -138,7 +138,7 @@ impl ConnectionSink for Nobody {
 }
 
 /// A read or an atomic operation of ours: its number, where its result goes, and how much of that has come.
-struct Asked {
+struct PendingRequest {
     wr_id: u64,
     slot: usize,
     length: u32,
@@ -147,13 +147,13 @@ struct Asked {
 }
 
 /// What such a request says on its way.
-enum Heard {
+enum PeerRequest {
     Read(ReadRequest),
     Atomic(u32),
 }
 
 /// What the peer waits for: the rest of a read, or what a word held before.
-enum Awaited {
+enum PeerWait {
     Read { stag: u32, to: u64, rest: Range<usize> },
     Atomic { id: u32, original: u64 },
 }
@@ -183,9 +183,9 @@ struct Run<'a> {
     memory: Vec<u8>,
     fate: Fate,
     receives: VecDeque<(u64, usize)>,
-    asked: VecDeque<Asked>,
-    heard: VecDeque<Heard>,
-    awaited: VecDeque<Awaited>,
+    asked: VecDeque<PendingRequest>,
+    heard: VecDeque<PeerRequest>,
+    awaited: VecDeque<PeerWait>,
     /// Requests that are posted and not complete, with the status and the bytes that are foretold.
     pending: HashMap<u64, Option<(Status, Option<u32>)>>,
     numbers: u64,
@@ -430,7 +430,13 @@ impl<'a> Run<'a> {
             datagram: None,
         };
         self.queue_pair.post_send(&request).unwrap();
-        self.asked.push_back(Asked { wr_id, slot, length, is_read: opcode == Opcode::Read, come: 0 });
+        self.asked.push_back(PendingRequest {
+            wr_id,
+            slot,
+            length,
+            is_read: opcode == Opcode::Read,
+            come: 0,
+        });
     }
 
     fn read(&mut self, length: u8) {
@@ -445,12 +451,12 @@ impl<'a> Run<'a> {
     fn answer(&mut self, which: u8, word: u32, length: u8, damage: Option<(u8, u8)>) {
         let wrong = if which & 0x80 == 0 { 0 } else { which & 7 };
         let message = match self.heard.front() {
-            Some(Heard::Read(read)) if wrong & 4 == 0 => Outbound::ReadResponse {
+            Some(PeerRequest::Read(read)) if wrong & 4 == 0 => Outbound::ReadResponse {
                 sink_stag: if wrong & 1 == 0 { read.sink_stag } else { word },
                 sink_to: if wrong & 2 == 0 { read.sink_to } else { read.sink_to ^ u64::from(word) },
                 len: if wrong == 3 { length.into() } else { read.len },
             },
-            Some(Heard::Atomic(id)) if wrong & 4 == 0 => Outbound::AtomicResponse(AtomicResponse {
+            Some(PeerRequest::Atomic(id)) if wrong & 4 == 0 => Outbound::AtomicResponse(AtomicResponse {
                 id: if wrong & 1 == 0 { *id } else { word },
                 original: u64::from(word) << 7,
             }),
@@ -576,12 +582,12 @@ impl<'a> Run<'a> {
                 match place.filter(|_| read.source_stag == home.readable.key()) {
                     _ if read.len == 0 => {
                         let (stag, to) = (read.sink_stag, read.sink_to);
-                        self.awaited.push_back(Awaited::Read { stag, to, rest: 0..0 });
+                        self.awaited.push_back(PeerWait::Read { stag, to, rest: 0..0 });
                         Fate::Lives
                     }
                     Some(rest) => {
                         let (stag, to) = (read.sink_stag, read.sink_to);
-                        self.awaited.push_back(Awaited::Read { stag, to, rest });
+                        self.awaited.push_back(PeerWait::Read { stag, to, rest });
                         Fate::Lives
                     }
                     None => Fate::Dies,
@@ -594,7 +600,7 @@ impl<'a> Run<'a> {
                         let word = &mut self.memory[place];
                         let original = u64::from_ne_bytes((&*word).try_into().unwrap());
                         word.copy_from_slice(&operation.apply(original).to_ne_bytes());
-                        self.awaited.push_back(Awaited::Atomic { id, original });
+                        self.awaited.push_back(PeerWait::Atomic { id, original });
                         Fate::Lives
                     }
                     None => Fate::Dies,
@@ -603,7 +609,7 @@ impl<'a> Run<'a> {
             Outbound::ReadResponse { sink_stag, sink_to, .. } => {
                 let to = sink_to.wrapping_add(part.start as u64);
                 match (self.heard.front(), self.asked.front_mut()) {
-                    (Some(Heard::Read(read)), Some(asked))
+                    (Some(PeerRequest::Read(read)), Some(asked))
                         if (length == 0
                             || sink_stag == read.sink_stag
                                 && to == read.sink_to.wrapping_add(asked.come.into()))
@@ -622,7 +628,7 @@ impl<'a> Run<'a> {
                 }
             }
             Outbound::AtomicResponse(response) => match (self.heard.front(), self.asked.front()) {
-                (Some(Heard::Atomic(id)), Some(asked)) if *id == response.id => {
+                (Some(PeerRequest::Atomic(id)), Some(asked)) if *id == response.id => {
                     let start = SINK.start + asked.slot * SLOT;
                     self.memory[start..start + 8].copy_from_slice(&response.original.to_ne_bytes());
                     self.answered();
@@ -700,14 +706,14 @@ impl<'a> Run<'a> {
                     assert_eq!((asked.is_read, asked.length), (true, request.len));
                     assert_eq!((request.source_stag, request.source_to), (77, asked.wr_id * 8));
                 }
-                self.heard.push_back(Heard::Read(request));
+                self.heard.push_back(PeerRequest::Read(request));
             }
             Segment::AtomicRequest { request, .. } => {
                 assert!(!sure || !self.asked[self.heard.len()].is_read);
-                self.heard.push_back(Heard::Atomic(request.id));
+                self.heard.push_back(PeerRequest::Atomic(request.id));
             }
             Segment::ReadResponse { stag, to, last } => {
-                if let (true, Some(Awaited::Read { stag: wanted, to: at, rest })) =
+                if let (true, Some(PeerWait::Read { stag: wanted, to: at, rest })) =
                     (sure, self.awaited.front_mut())
                 {
                     assert!(payload.is_empty() || (stag, to) == (*wanted, *at));
@@ -729,7 +735,7 @@ impl<'a> Run<'a> {
                 let awaited = self.awaited.pop_front();
                 assert!(
                     !sure
-                        || matches!(awaited, Some(Awaited::Atomic { id, original })
+                        || matches!(awaited, Some(PeerWait::Atomic { id, original })
                             if (id, original) == (response.id, response.original))
                 );
             }

@@ -17,7 +17,7 @@ use std::time::Duration;
 const CONTROL: usize = 3;
 
 /// The faults of one direction of a connection.
-pub(crate) struct Impaired {
+pub(crate) struct DirectionFaults {
     wire: &'static dyn Wire,
     local: IpAddr,
     peer: IpAddr,
@@ -27,7 +27,7 @@ pub(crate) struct Impaired {
     pub(crate) asks_again: bool,
 }
 
-impl Impaired {
+impl DirectionFaults {
     /// Those of a connection, if there are any.
     pub(crate) fn of(socket: &Socket) -> Option<Self> {
         let wire = wire::get()?;

@@ -8,7 +8,7 @@ pub(crate) const MOST: u64 = 1 << 20;
 /// See the module.
 // PRACTICE-ORDER-2
 #[derive(Default)]
-pub(crate) struct Kept(Vec<Read>);
+pub(crate) struct KeptReads(Vec<Read>);
 
 struct Read {
     /// Number of the request.
@@ -18,7 +18,7 @@ struct Read {
     bytes: Vec<u8>,
 }
 
-impl Kept {
+impl KeptReads {
     /// The bytes of a read from `offset` of its response on; none if they are not kept.
     pub(crate) fn find(&self, msn: u32, offset: u32, length: usize) -> Option<&[u8]> {
         let read = self.0.iter().find(|read| read.msn == msn)?;

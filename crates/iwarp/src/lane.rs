@@ -2,9 +2,9 @@
 //!
 //! Whether the background thread watches them, too, is for the lane's [guard](adverb_core::guard) to say.
 
-use crate::endpoint::{By, Endpoint, Received};
+use crate::endpoint::{By, Endpoint, Receipt};
 use crate::gather;
-use crate::local::{Host, Seen};
+use crate::local::{ChannelSnapshot, Host};
 use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, ForkGeneration};
@@ -76,7 +76,7 @@ pub(crate) struct Lane {
     /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
     host: Arc<Host>,
     /// What its polls know of the latter.
-    seen: Lock<Seen>,
+    seen: Lock<ChannelSnapshot>,
     /// Polls in a row that have found the sockets empty.
     in_vain: AtomicU32,
     /// The background thread alone looks at the sockets.
@@ -179,7 +179,7 @@ impl Lane {
     #[cold]
     fn look_at_waiting(&self) -> bool {
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
-        let mut all = Received::default();
+        let mut all = Receipt::default();
         for member in &members.list {
             if member.has_waiting() {
                 all.add(member.receive(By::Poll));
@@ -276,7 +276,7 @@ impl CqLane for Lane {
         if takes {
             members.send_off();
         }
-        let mut all = Received::default();
+        let mut all = Receipt::default();
         if let Some(epoll) = &members.epoll {
             let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 16];
             for event in epoll.ready(&mut ready) {

@@ -81,7 +81,7 @@ impl ConnectionBackend for Manager {
             }
             system(&error, format!("binding to {local}"))
         })?;
-        Ok(Box::new(Bound { socket }))
+        Ok(Box::new(BoundSocket { socket }))
     }
 
     fn connect(
@@ -100,7 +100,7 @@ impl ConnectionBackend for Manager {
         let bound = request
             .source
             .filter(|source| source.local().is_ipv4() == destination.is_ipv4())
-            .and_then(|source| source.into_any().downcast::<Bound>().ok());
+            .and_then(|source| source.into_any().downcast::<BoundSocket>().ok());
         let socket = match bound {
             Some(bound) => {
                 let _ = bound.socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
@@ -182,11 +182,11 @@ fn system(error: &io::Error, doing: String) -> Error {
 }
 
 /// A bound socket.
-struct Bound {
+struct BoundSocket {
     socket: Socket,
 }
 
-impl Reservation for Bound {
+impl Reservation for BoundSocket {
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }

@@ -1,7 +1,7 @@
 //! The memory of payloads, ours and what the peer names: opened by its key, read, and changed by atomics.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
-use crate::kept::Kept;
+use crate::kept::KeptReads;
 use adverb_core::engine::Engine;
 use adverb_core::memory::{Access, AccessError, Span};
 use adverb_core::qp::{PayloadError, SendWork};
@@ -124,7 +124,7 @@ pub(crate) fn open_source(
 /// Copies payload of the current message from `offset` on.
 pub(crate) fn copy_payload(
     endpoint: &Endpoint,
-    kept: &Kept,
+    kept: &KeptReads,
     payload: &Payload,
     offset: u32,
     target: &mut [u8],

@@ -7,12 +7,12 @@
 mod beside;
 mod placing;
 
-pub(crate) use beside::Came;
+pub(crate) use beside::ArrivalOutcome;
 
 use crate::behind::Wait;
-use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
-use crate::impaired::{self, Impaired, Resume, kind_of_segment};
-use crate::local::{Channel, Inbox, Named, published_name};
+use crate::endpoint::{By, Cause, Endpoint, ReadSink, Receipt};
+use crate::impaired::{self, DirectionFaults, Resume, kind_of_segment};
+use crate::local::{Channel, EndName, Inbox, published_name};
 use crate::socket::{Socket, would_block};
 use adverb_core::log;
 use adverb_core::memory::{Reader, Span};
@@ -79,7 +79,7 @@ pub(crate) struct Rx {
     /// Bytes of the stream that have been received.
     came: u64,
     /// The peer's process, if that is on this host, and its queue pair.
-    near: Option<(Arc<Channel>, Named)>,
+    near: Option<(Arc<Channel>, EndName)>,
     /// What lets that process carry out operations here by itself.
     published: Option<PublishedPair>,
     /// What comes through shared memory, if both ends are on this host.
@@ -97,7 +97,7 @@ pub(crate) struct Rx {
     /// The peer has been told something through shared memory, and sleeps.
     owes_ring: bool,
     /// Faults of the wire.
-    impaired: Option<Impaired>,
+    impaired: Option<DirectionFaults>,
 }
 
 /// What something that has been received waits for.
@@ -133,8 +133,8 @@ enum Target {
 
 /// What [`Rx::take_in`] did.
 #[derive(Default)]
-pub(crate) struct Taken {
-    pub(crate) received: Received,
+pub(crate) struct TakeEffect {
+    pub(crate) received: Receipt,
     /// The first frame of all came.
     pub(crate) first: bool,
     /// There is something to send: an answer, or a request that waited for a read to complete.
@@ -158,7 +158,7 @@ impl Rx {
         reader: Reader,
     ) -> Self {
         Self {
-            impaired: Impaired::of(&socket),
+            impaired: DirectionFaults::of(&socket),
             socket,
             receiver,
             carry: early.to_vec(),
@@ -187,7 +187,7 @@ impl Rx {
     }
 
     /// The connection's peer is `peer` of the process of `channel`. False if that is known, or if this is another connection.
-    pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: Named) -> bool {
+    pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: EndName) -> bool {
         let is_new = self.near.is_none() && Arc::ptr_eq(&self.socket, socket);
         if is_new {
             if let Some(inbox) = &self.inbox {
@@ -234,10 +234,10 @@ impl Rx {
     }
 
     /// Takes in what the socket has, up to a slice.
-    pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> Taken {
+    pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> TakeEffect {
         // What a message owes that has been taken in at once.
         let transmit = std::mem::take(&mut self.owes_send);
-        let mut taken = Taken { transmit, ring: self.takes_ring(), ..Taken::default() };
+        let mut taken = TakeEffect { transmit, ring: self.takes_ring(), ..TakeEffect::default() };
         let goes_on = match self.postponed {
             Some(Until::Round(round)) => endpoint.rounds.have_ended(round),
             Some(Until::Receive) => endpoint.queues.receives_left() > 0 || !self.has_time_left(),
@@ -270,7 +270,7 @@ impl Rx {
         endpoint: &Endpoint,
         by: By,
         buffer: &mut [u8],
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
         let counters = endpoint.queues.counters;
         let streaming = self.receiver.is_streaming();
@@ -441,7 +441,7 @@ impl Rx {
         buffer: &mut [u8],
         start: &mut usize,
         end: &mut usize,
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
         let counters = endpoint.queues.counters;
         loop {

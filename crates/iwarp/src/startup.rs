@@ -30,13 +30,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the background thread holds of a socket in start-up.
-struct Watched {
+struct WatchedSocket {
     socket: Arc<Socket>,
     token: Option<Token>,
     timer: Option<Timer>,
 }
 
-impl Watched {
+impl WatchedSocket {
     fn begin(
         socket: Arc<Socket>,
         interest: Readiness,
@@ -75,7 +75,7 @@ pub(crate) struct Connecting {
     depths: ConnectionParameters,
     sink: Arc<dyn ConnectionSink>,
     reactor: &'static Reactor,
-    watched: Mutex<Option<Watched>>,
+    watched: Mutex<Option<WatchedSocket>>,
     /// The program has given up, perhaps at the instant at which the connection came to stand.
     given_up: AtomicBool,
     /// It also wants to hear nothing more.
@@ -131,7 +131,7 @@ impl Connecting {
         match failed {
             None => {
                 let (reactor, this) = (self.reactor, self.clone());
-                Watched::begin(socket, WRITABLE, CONNECT_TIMEOUT, reactor, this, &self.watched)?;
+                WatchedSocket::begin(socket, WRITABLE, CONNECT_TIMEOUT, reactor, this, &self.watched)?;
                 if self.silent.load(Ordering::SeqCst) {
                     self.cancel();
                 } else if self.given_up.load(Ordering::SeqCst) {
@@ -371,7 +371,7 @@ pub(crate) struct Greeting {
     responder: Responder,
     sink: Arc<dyn ListenSink>,
     reactor: &'static Reactor,
-    watched: Mutex<Option<Watched>>,
+    watched: Mutex<Option<WatchedSocket>>,
     received: Mutex<Vec<u8>>,
     backlog: Arc<Backlog>,
 }
@@ -393,7 +393,14 @@ impl Greeting {
             received: Mutex::default(),
             backlog,
         });
-        Watched::begin(Arc::new(socket), READABLE, REQUEST_TIMEOUT, reactor, this.clone(), &this.watched)?;
+        WatchedSocket::begin(
+            Arc::new(socket),
+            READABLE,
+            REQUEST_TIMEOUT,
+            reactor,
+            this.clone(),
+            &this.watched,
+        )?;
         this.backlog.add_silent(peer.ip(), &this);
         Ok(())
     }

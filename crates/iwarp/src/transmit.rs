@@ -10,8 +10,8 @@ mod direct;
 mod requests;
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
-use crate::impaired::Impaired;
-use crate::kept::Kept;
+use crate::impaired::DirectionFaults;
+use crate::kept::KeptReads;
 use crate::local::Inbox;
 use crate::payload::Payload;
 use crate::socket::Socket;
@@ -127,7 +127,7 @@ pub(crate) struct Tx {
     /// Bytes of the current message that frames have been made of.
     framed: u32,
     /// What was taken from memory for the peer's reads before it is sent.
-    kept: Kept,
+    kept: KeptReads,
     /// How far the stream has come.
     marks: Marks,
     /// The current message is a request that is answered.
@@ -144,7 +144,7 @@ pub(crate) struct Tx {
     copies: bool,
     begins_to_copy: bool,
     /// Faults of the wire.
-    impaired: Option<Impaired>,
+    impaired: Option<DirectionFaults>,
 }
 
 impl Tx {
@@ -155,7 +155,7 @@ impl Tx {
         inbox: Option<Arc<Inbox>>,
     ) -> Self {
         Self {
-            impaired: Impaired::of(&socket),
+            impaired: DirectionFaults::of(&socket),
             socket,
             sender,
             cursor: SendCursor::default(),
@@ -172,7 +172,7 @@ impl Tx {
             sink_key: [random::word(), random::word()],
             sinks: 0,
             framed: 0,
-            kept: Kept::default(),
+            kept: KeptReads::default(),
             marks: Marks::default(),
             is_asking: false,
             is_response: false,

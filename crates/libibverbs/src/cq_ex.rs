@@ -250,15 +250,15 @@ mod tests {
     use super::*;
 
     /// A cursor that threads share as they share a completion queue.
-    struct Shared(Cursor);
+    struct SharedCursor(Cursor);
 
     // SAFETY: threads enter it before they look at the completion.
-    unsafe impl Sync for Shared {}
+    unsafe impl Sync for SharedCursor {}
 
     #[test]
     fn a_cursor_belongs_to_one_thread_at_a_time() {
         let rounds = if cfg!(miri) { 20 } else { 500 };
-        let shared = &Shared(Cursor::default());
+        let shared = &SharedCursor(Cursor::default());
         let polls = |thread: u64| {
             for round in 0..rounds {
                 let mine = Completion { wr_id: thread << 32 | round, ..Completion::EMPTY };

@@ -46,21 +46,21 @@ pub struct DeviceSide {
 pub type DeviceObject = Object<ibv_device, DeviceSide>;
 
 /// The object of a device. There is one for each device of a process: programs keep the pointers of devices that they opened.
-struct Known(*mut DeviceObject);
+struct DevicePointer(*mut DeviceObject);
 
 // SAFETY: the object is never freed once it is in the list, and its fields are only read.
-unsafe impl Send for Known {}
+unsafe impl Send for DevicePointer {}
 // SAFETY: as above.
-unsafe impl Sync for Known {}
+unsafe impl Sync for DevicePointer {}
 
-impl Drop for Known {
+impl Drop for DevicePointer {
     fn drop(&mut self) {
         // SAFETY: only an object that never got into the list is dropped.
         unsafe { Object::free(self.0) };
     }
 }
 
-static KNOWN: GrowList<Known> = GrowList::new();
+static KNOWN: GrowList<DevicePointer> = GrowList::new();
 
 /// The devices of this process. The first call builds the engine; every entry point that needs it comes through here.
 pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
@@ -72,9 +72,9 @@ pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
 /// The C object of a device.
 pub fn device_object(device: &Arc<Device>) -> *mut ibv_device {
     // SAFETY: objects in the list are never freed.
-    let is_it = |known: &Known| Arc::ptr_eq(unsafe { &(*known.0).inner.device }, device);
+    let is_it = |known: &DevicePointer| Arc::ptr_eq(unsafe { &(*known.0).inner.device }, device);
     let make = || {
-        Ok::<_, Infallible>(Known(DeviceObject::allocate(
+        Ok::<_, Infallible>(DevicePointer(DeviceObject::allocate(
             describe(device),
             DeviceSide { device: device.clone() },
         )))
@@ -96,7 +96,7 @@ pub unsafe fn device_of(pointer: *const ibv_device) -> Option<&'static DeviceObj
         return None;
     }
     // SAFETY: objects in the list are never freed.
-    let object = |known: &Known| -> &'static DeviceObject { unsafe { &*known.0 } };
+    let object = |known: &DevicePointer| -> &'static DeviceObject { unsafe { &*known.0 } };
     let itself = KNOWN.find(|known| std::ptr::eq(known.0.cast::<ibv_device>(), pointer));
     if let Some(known) = itself {
         return Some(object(known));
@@ -104,7 +104,7 @@ pub unsafe fn device_of(pointer: *const ibv_device) -> Option<&'static DeviceObj
     // SAFETY: the caller's promise: a copy has all that the structure has, and nothing behind it is read.
     let name = unsafe { (&raw const (*pointer).name).read() };
     // SAFETY: the structure of a device is written once, before it is in the list.
-    let is_it = |known: &Known| unsafe { (*object(known).c()).name == name };
+    let is_it = |known: &DevicePointer| unsafe { (*object(known).c()).name == name };
     KNOWN.find(is_it).map(object)
 }
 

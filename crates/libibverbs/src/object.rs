@@ -248,12 +248,12 @@ mod tests {
     #[test]
     fn of_two_threads_that_retire_an_object_one_does() {
         /// A pointer that threads share, as programs share it.
-        struct Shared(*mut ThreadDomain);
+        struct SharedPointer(*mut ThreadDomain);
         // SAFETY: the object takes care of threads.
-        unsafe impl Sync for Shared {}
+        unsafe impl Sync for SharedPointer {}
         for _ in 0..if cfg!(miri) { 5 } else { 200 } {
             let inner = Arc::new(());
-            let shared = Shared(ThreadDomain::allocate(ibv_td::zeroed(), inner.clone()));
+            let shared = SharedPointer(ThreadDomain::allocate(ibv_td::zeroed(), inner.clone()));
             let shared = &shared;
             // SAFETY: who retires it keeps the memory until both have tried.
             let retire = || unsafe { ThreadDomain::retire(shared.0) }.map(|memory| memory as usize);

@@ -20,7 +20,7 @@ use crate::abi::{
 use crate::address::HandleObject;
 use crate::post::elements;
 use crate::qp::PairObject;
-use crate::refused::{self, Refused};
+use crate::refused::{self, RefusedRequest};
 use crate::window;
 
 /// Where the bytes of a gathered request are.
@@ -30,7 +30,7 @@ enum Place {
 }
 
 /// A gathered request.
-struct Gathered {
+struct RequestDraft {
     wr_id: u64,
     opcode: Opcode,
     flags: SendFlags,
@@ -46,7 +46,7 @@ struct Gathered {
 
 #[derive(Default)]
 struct Batch {
-    requests: Vec<Gathered>,
+    requests: Vec<RequestDraft>,
     elements: Vec<Sge>,
     inline: Vec<u8>,
     mistake: Option<Mistake>,
@@ -55,7 +55,7 @@ struct Batch {
 /// Why a batch is not posted, and the request that is to blame; the first one, if all are.
 struct Mistake {
     error: PostError,
-    refused: Option<Refused>,
+    refused: Option<RefusedRequest>,
 }
 
 impl From<PostError> for Mistake {
@@ -72,8 +72,14 @@ impl Batch {
         let last = self.requests.last();
         let (wr_id, opcode) = last.map_or((0, Opcode::Send), |request| (request.wr_id, request.opcode));
         let why = why.map(Cow::from);
-        let refused =
-            Refused { wr_id, opcode: opcode as u32, why, sges: size, bytes: size as u64, is_inline: false };
+        let refused = RefusedRequest {
+            wr_id,
+            opcode: opcode as u32,
+            why,
+            sges: size,
+            bytes: size as u64,
+            is_inline: false,
+        };
         self.mistake.get_or_insert(Mistake { error, refused: Some(refused) });
     }
 }
@@ -155,7 +161,7 @@ unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<(&'a PairObject, &'a Builder
 /// # Safety
 /// The caller owns the builder.
 #[inline]
-unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gathered)) {
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut RequestDraft)) {
     // SAFETY: the caller's promise.
     let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return };
     if batch.requests.len() == builder.most {
@@ -165,7 +171,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gat
     // SAFETY: fields of a live structure that the program wrote before.
     let (wr_id, flags) = unsafe { ((*object.c()).wr_id, (*object.c()).wr_flags) };
     let end = batch.elements.len();
-    let mut request = Gathered {
+    let mut request = RequestDraft {
         wr_id,
         opcode,
         flags: SendFlags::from_bits_truncate((flags & !IBV_SEND_INLINE) as u8),
@@ -449,11 +455,11 @@ pub(crate) unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 /// The request that is to blame.
 #[cold]
 #[inline(never)]
-fn blame(mistake: Mistake, batch: &Batch) -> (PostError, Refused) {
+fn blame(mistake: Mistake, batch: &Batch) -> (PostError, RefusedRequest) {
     let first = || {
         let first = batch.requests.first();
         let (wr_id, opcode) = first.map_or((0, 0), |request| (request.wr_id, request.opcode as u32));
-        Refused { wr_id, opcode, ..Refused::default() }
+        RefusedRequest { wr_id, opcode, ..RefusedRequest::default() }
     };
     (mistake.error, mistake.refused.unwrap_or_else(first))
 }
@@ -521,7 +527,7 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), Mistake> {
             let posted = if alone { target.post(&request) } else { target.push(&request) };
             if let Err(error) = posted {
                 target.abort();
-                return Err(Mistake { error, refused: Some(Refused::of_builder(&request)) });
+                return Err(Mistake { error, refused: Some(RefusedRequest::of_builder(&request)) });
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ fn is_wanted(error: PostError) -> bool {
 
 /// A send request as far as a refusal depends on it.
 #[derive(Default)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedRequest {
     pub(crate) wr_id: u64,
     /// As the program wrote it: it may be none.
     pub(crate) opcode: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Refused {
     pub(crate) is_inline: bool,
 }
 
-impl Refused {
+impl RefusedRequest {
     /// Of C.
     ///
     /// # Safety
@@ -83,33 +83,33 @@ fn no_list(list: *const ibv_sge, count: i32) -> Option<String> {
 /// `ibv_post_send(3)` has refused a request.
 ///
 /// # Safety
-/// As of [`Refused::of_c`].
+/// As of [`RefusedRequest::of_c`].
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn send(pair: &QueuePair, wr: &ibv_send_wr, error: PostError) {
     if is_wanted(error) {
         // SAFETY: the caller's promise.
-        say(pair, &unsafe { Refused::of_c(wr, error) }, error);
+        say(pair, &unsafe { RefusedRequest::of_c(wr, error) }, error);
     }
 }
 
 /// A request was refused that `refused` describes.
 #[cold]
 #[inline(never)]
-pub(crate) fn built(pair: &QueuePair, refused: &Refused, error: PostError) {
+pub(crate) fn built(pair: &QueuePair, refused: &RefusedRequest, error: PostError) {
     if is_wanted(error) {
         say(pair, refused, error);
     }
 }
 
-fn say(pair: &QueuePair, refused: &Refused, error: PostError) {
+fn say(pair: &QueuePair, refused: &RefusedRequest, error: PostError) {
     let (number, wr_id) = (pair.number(), refused.wr_id);
     let what = Opcode::from_number(refused.opcode).map_or("no operation", Opcode::name);
     let why = why_send(pair, refused, error);
     log!(Info, "queue pair {number:#x}: request {wr_id:#x} ({what}) is not taken: {why}");
 }
 
-fn why_send(pair: &QueuePair, refused: &Refused, error: PostError) -> String {
+fn why_send(pair: &QueuePair, refused: &RefusedRequest, error: PostError) -> String {
     let service = pair.queues().service;
     let sizes = pair.capabilities();
     let opcode = Opcode::from_number(refused.opcode);

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 use crate::errno::{errno, write};
-use crate::host::{self, Passed};
+use crate::host::{self, ForwardedFunction};
 
 pub use tables::Table;
 pub(crate) use tables::{watch_builders, watch_context, watch_polls, watch_work_queue};
@@ -38,7 +38,7 @@ pub struct Function {
     /// A word of the watcher's, 0 at first.
     pub mark: AtomicUsize,
     ours: *const (),
-    host: Option<Passed>,
+    host: Option<ForwardedFunction>,
 }
 
 // SAFETY: the pointer is of a function.
@@ -51,7 +51,7 @@ impl Function {
     }
 
     /// One that may be passed on to the host's library.
-    pub const fn passed(name: &'static str, ours: *const (), host: Passed) -> Self {
+    pub const fn passed(name: &'static str, ours: *const (), host: ForwardedFunction) -> Self {
         Self { name, mark: AtomicUsize::new(0), ours, host: Some(host) }
     }
 

@@ -14,7 +14,7 @@ use crate::errno::{Call, fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 use crate::qp::PairObject;
-use crate::refused::{self, Refused};
+use crate::refused::{self, RefusedRequest};
 
 /// A memory window as C sees it.
 pub type WindowObject = Object<ibv_mw, Arc<MemoryWindow>>;
@@ -87,7 +87,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         }
         Err(error) => {
             let opcode = Opcode::BindWindow as u32;
-            let refused = Refused { wr_id: bind.wr_id, opcode, ..Refused::default() };
+            let refused = RefusedRequest { wr_id: bind.wr_id, opcode, ..RefusedRequest::default() };
             refused::built(&pair.inner.core, &refused, error);
             error.errno()
         }

@@ -18,7 +18,7 @@ use adverb_libibverbs::grow_list::GrowList;
 use adverb_libibverbs::xrc::open_xrcd;
 
 /// A device in use by rdma_cm. It stays open: programs keep the context that they find in an identifier.
-pub(crate) struct Opened {
+pub(crate) struct OpenDevice {
     device: Arc<Device>,
     /// The context that identifiers show as `verbs`.
     pub(crate) verbs: *mut ibv_context,
@@ -29,11 +29,11 @@ pub(crate) struct Opened {
 }
 
 // SAFETY: contexts and protection domains may be used by any thread (ibv_open_device(3)).
-unsafe impl Send for Opened {}
+unsafe impl Send for OpenDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Opened {}
+unsafe impl Sync for OpenDevice {}
 
-impl Opened {
+impl OpenDevice {
     /// The XRC domain of the identifiers on this device.
     pub(crate) fn xrc_domain(&self) -> Result<*mut ibv_xrcd> {
         let mut xrcd = self.xrcd.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenDevice {
     fn drop(&mut self) {
         // SAFETY: only an entry that never got into the list is dropped: nobody else knows these objects.
         unsafe {
@@ -63,10 +63,10 @@ impl Drop for Opened {
     }
 }
 
-static OPENED: GrowList<Opened> = GrowList::new();
+static OPENED: GrowList<OpenDevice> = GrowList::new();
 
 /// Opens a device for rdma_cm, or finds it opened.
-pub(crate) fn opened(device: &Arc<Device>) -> Result<&'static Opened> {
+pub(crate) fn opened(device: &Arc<Device>) -> Result<&'static OpenDevice> {
     OPENED.find_or_add(
         |entry| Arc::ptr_eq(&entry.device, device),
         || {
@@ -79,7 +79,7 @@ pub(crate) fn opened(device: &Arc<Device>) -> Result<&'static Opened> {
                 unsafe { ibv_close_device(verbs) };
                 return Err(error);
             }
-            Ok(Opened { device: device.clone(), verbs, pd, xrcd: Mutex::new(null_mut()) })
+            Ok(OpenDevice { device: device.clone(), verbs, pd, xrcd: Mutex::new(null_mut()) })
         },
     )
 }

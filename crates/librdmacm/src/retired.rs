@@ -22,15 +22,15 @@ const MOST: usize = 16;
 type Memory = MaybeUninit<ChannelObject>;
 
 /// A channel that was destroyed. All is atomic: a child of fork may come here while the lock that would be here is held for ever.
-struct Retired {
+struct RetiredChannel {
     /// The memory, from a box; null if there is none.
     object: AtomicPtr<Memory>,
     /// Keeps the memory of what the C structure stood for, from a weak reference: a thread may be looking at it.
     core: AtomicPtr<EventChannel>,
 }
 
-static RETIRED: [Retired; MOST] =
-    [const { Retired { object: AtomicPtr::new(null_mut()), core: AtomicPtr::new(null_mut()) } }; MOST];
+static RETIRED: [RetiredChannel; MOST] =
+    [const { RetiredChannel { object: AtomicPtr::new(null_mut()), core: AtomicPtr::new(null_mut()) } }; MOST];
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Destroys a channel on which threads wait, and remembers it instead of the one that was destroyed longest ago.

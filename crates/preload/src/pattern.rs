@@ -17,7 +17,7 @@ const WITH_FUNCTIONS: c_int = 1 << 9;
 
 /// `glob_t`; `glob64_t` is the same where files have lengths of 64 bits.
 #[repr(C)]
-struct Found {
+struct GlobResult {
     count: usize,
     paths: *mut *mut c_char,
     offset: usize,
@@ -29,7 +29,7 @@ struct Found {
     status: unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int,
 }
 
-type Glob = unsafe extern "C" fn(*const c_char, c_int, *const c_void, *mut Found) -> c_int;
+type Glob = unsafe extern "C" fn(*const c_char, c_int, *const c_void, *mut GlobResult) -> c_int;
 
 unsafe extern "C" fn open(path: *const c_char) -> *mut c_void {
     // SAFETY: the C library passes a C string. This is our own function.
@@ -72,7 +72,7 @@ unsafe fn look(
     pattern: *const c_char,
     flags: c_int,
     error: *const c_void,
-    found: *mut Found,
+    found: *mut GlobResult,
 ) -> c_int {
     if folder().is_none() || found.is_null() || flags & WITH_FUNCTIONS != 0 {
         // SAFETY: the caller's arguments.
@@ -96,7 +96,7 @@ unsafe extern "C" fn glob(
     pattern: *const c_char,
     flags: c_int,
     error: *const c_void,
-    found: *mut Found,
+    found: *mut GlobResult,
 ) -> c_int {
     let original = behind!(GLOB as Glob);
     // SAFETY: the caller passes what glob(3) takes.
@@ -108,7 +108,7 @@ unsafe extern "C" fn glob64(
     pattern: *const c_char,
     flags: c_int,
     error: *const c_void,
-    found: *mut Found,
+    found: *mut GlobResult,
 ) -> c_int {
     let original = behind!(GLOB64 as Glob);
     // SAFETY: as for `glob`.

@@ -14,7 +14,7 @@ use adverb_wire::ib::cm::{
 use adverb_wire::ib::header::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, HeaderWriter, MAX_HEADER, NakCode, Reth, Syndrome,
 };
-use adverb_wire::ib::icrc::{Flow, FlowCrc, Hidden};
+use adverb_wire::ib::icrc::{Flow, FlowCrc, HiddenFields};
 use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Mad};
 use adverb_wire::ib::opcode::{Opcode, Operation, Service};
 use adverb_wire::ib::packet::Packet;
@@ -25,7 +25,7 @@ const UDP: u8 = 17;
 const ROCE_PORT: u16 = 4791;
 
 /// A RoCE packet.
-struct Captured {
+struct CapturedPacket {
     ip_header: Vec<u8>,
     udp_header: [u8; 8],
     flow: Flow,
@@ -40,7 +40,7 @@ fn address(bytes: &[u8]) -> IpAddr {
 }
 
 /// The RoCE packets of a capture.
-fn capture(name: &str) -> Vec<Captured> {
+fn capture(name: &str) -> Vec<CapturedPacket> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures").join(name);
     let file = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut found = Vec::new();
@@ -52,7 +52,7 @@ fn capture(name: &str) -> Vec<Captured> {
             let flow =
                 Flow { source: address(from), destination: address(to), source_port, destination_port };
             if destination_port == ROCE_PORT {
-                found.push(Captured {
+                found.push(CapturedPacket {
                     ip_header: header.to_vec(),
                     udp_header: *udp,
                     flow,
@@ -66,7 +66,7 @@ fn capture(name: &str) -> Vec<Captured> {
 
 /// The ICRC as the standard describes it, bit by bit, from the headers as they were captured.
 // ROCE-12, ROCE-13, ROCE-14, ROCE-15, ROCE-16, ROCE-17
-fn icrc(captured: &Captured) -> [u8; 4] {
+fn icrc(captured: &CapturedPacket) -> [u8; 4] {
     let mut ip = captured.ip_header.clone();
     if ip[0] >> 4 == 4 {
         for at in [1, 8, 10, 11] {
@@ -92,17 +92,17 @@ fn icrc(captured: &Captured) -> [u8; 4] {
 }
 
 /// What the receiver of a packet is not told.
-fn hidden(captured: &Captured) -> Hidden {
+fn hidden(captured: &CapturedPacket) -> HiddenFields {
     let ip = &captured.ip_header;
     if ip[0] >> 4 == 4 {
-        Hidden { identification: u16::from_be_bytes([ip[4], ip[5]]), dont_fragment: ip[6] & 0x40 != 0 }
+        HiddenFields { identification: u16::from_be_bytes([ip[4], ip[5]]), dont_fragment: ip[6] & 0x40 != 0 }
     } else {
-        Hidden { identification: 0, dont_fragment: true }
+        HiddenFields { identification: 0, dont_fragment: true }
     }
 }
 
-fn check_icrc(captured: &Captured) {
-    let Captured { flow, bytes, .. } = captured;
+fn check_icrc(captured: &CapturedPacket) {
+    let CapturedPacket { flow, bytes, .. } = captured;
     assert_eq!(icrc(captured), bytes[bytes.len() - 4..]);
     let flow = FlowCrc::new(flow);
     let hidden = hidden(captured);
@@ -160,7 +160,7 @@ fn again(packet: &Packet<'_>) -> Vec<u8> {
 }
 
 /// A packet, read and made again.
-fn packet(captured: &Captured) -> Packet<'_> {
+fn packet(captured: &CapturedPacket) -> Packet<'_> {
     let bytes = &captured.bytes;
     let packet = Packet::parse(bytes).unwrap();
     assert_eq!(again(&packet), bytes[..bytes.len() - 4], "{packet:?}");
@@ -170,7 +170,7 @@ fn packet(captured: &Captured) -> Packet<'_> {
 
 /// The message of connection management in a packet, read and made again.
 // IB-PKT-58
-fn message(captured: &Captured) -> Option<(u64, Message)> {
+fn message(captured: &CapturedPacket) -> Option<(u64, Message)> {
     let packet = Packet::parse(&captured.bytes).unwrap();
     let deth = packet.deth().filter(|_| packet.bth().destination() == GSI_QPN)?;
     assert_eq!((deth.qkey.get(), deth.source()), (GSI_QKEY, GSI_QPN));

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal,
+    Access, CompletionStatus, Delivery, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal,
     Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions,
     Service, Verdict, goes_to_requester,
 };
@@ -74,7 +74,7 @@ impl ResponderHost for Host {
         Ok(())
     }
 
-    fn complete_receive(&mut self, _: Delivered) {
+    fn complete_receive(&mut self, _: Delivery) {
         self.delivered += 1;
     }
 

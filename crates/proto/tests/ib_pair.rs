@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, DeliveryKind, Operation, ReceiveFault, Service, psn,
+    Access, CompletionStatus, Delivery, DeliveryKind, Operation, ReceiveFault, Service, psn,
 };
 use adverb_wire::ib::header::Feth;
 use ib::{End, Options, Random, Region, Work};
@@ -218,9 +218,9 @@ impl Pair {
 
 /// What must be found when everything is done.
 #[derive(Default)]
-struct Expected {
+struct Expectations {
     /// Of the peer: what is delivered to it, its memory, the keys that it loses.
-    deliveries: Vec<(Delivered, Vec<u8>)>,
+    deliveries: Vec<(Delivery, Vec<u8>)>,
     writable: Vec<u8>,
     counters: Vec<u8>,
     invalidated: usize,
@@ -245,8 +245,8 @@ fn length(mtu: u32, random: &mut Random) -> usize {
 
 /// Posts random work at one end and says what must come of it.
 // IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-REQ-10, IB-RC-RSP-43
-fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expected {
-    let mut expected = Expected { counters: vec![0; 64], ..Expected::default() };
+fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expectations {
+    let mut expected = Expectations { counters: vec![0; 64], ..Expectations::default() };
     let readable = pair.ends[1 - side].program.regions[&READABLE].bytes.clone();
     let reliable = pair.options.service.is_reliable();
     for _ in 0..count {
@@ -263,7 +263,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
                     1000 + expected.invalidated as u32
                 });
                 expected.deliveries.push((
-                    Delivered {
+                    Delivery {
                         length: len as u32,
                         immediate,
                         invalidated: invalidate,
@@ -284,7 +284,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
                     expected.announced.insert(immediate_data, (start, start + len));
                     let kind = DeliveryKind::WriteWithImmediate;
                     let delivered =
-                        Delivered { length: len as u32, immediate, invalidated: None, kind, solicited };
+                        Delivery { length: len as u32, immediate, invalidated: None, kind, solicited };
                     expected.deliveries.push((delivered, Vec::new()));
                     pair.receives[1 - side].push(0);
                 }

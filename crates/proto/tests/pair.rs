@@ -123,7 +123,7 @@ fn config(random: &mut Random) -> Config {
 
 /// What must be found at an end when everything is done.
 #[derive(Default)]
-struct Expected {
+struct Expectations {
     writable: Vec<u8>,
     counters: Vec<u8>,
     events: VecDeque<Event>,
@@ -131,7 +131,7 @@ struct Expected {
 }
 
 /// Asks for random work at one end and says what it does to the other, and what comes back.
-fn load(pair: &mut Pair, from: usize, work: usize, random: &mut Random, expected: &mut [Expected; 2]) {
+fn load(pair: &mut Pair, from: usize, work: usize, random: &mut Random, expected: &mut [Expectations; 2]) {
     let extensions = pair.parameters[from].extensions;
     let reads = pair.parameters[from].ord != Some(0) && pair.parameters[1 - from].ird != Some(0);
     let readable = pair.ends[1 - from].regions[&READABLE].bytes.clone();
@@ -198,7 +198,7 @@ fn load(pair: &mut Pair, from: usize, work: usize, random: &mut Random, expected
 }
 
 /// A connection with regions at both ends, and what they hold.
-fn prepared(random: &mut Random) -> (Pair, [Expected; 2]) {
+fn prepared(random: &mut Random) -> (Pair, [Expectations; 2]) {
     let mut a = config(random);
     let mut b = config(random);
     // Where nothing is negotiated, programs agree: here, on four.
@@ -207,7 +207,7 @@ fn prepared(random: &mut Random) -> (Pair, [Expected; 2]) {
         b.rtr = if random.chance(2) { RtrKinds::ALL } else { a.rtr };
     }
     let mut pair = Pair::connect(&a, &b, random);
-    let mut expected = <[Expected; 2]>::default();
+    let mut expected = <[Expectations; 2]>::default();
     for (end, expected) in pair.ends.iter_mut().zip(&mut expected) {
         let region = |bytes: Vec<u8>, write, read| Region { base: BASE, bytes, write, read };
         let writable = random.bytes(SIZE);
@@ -223,7 +223,7 @@ fn prepared(random: &mut Random) -> (Pair, [Expected; 2]) {
 
 /// Any responder with a program that wants to send first would wait for ever without an indication: the initiator's
 /// program sends something.
-fn first_message(pair: &mut Pair, expected: &mut [Expected; 2]) {
+fn first_message(pair: &mut Pair, expected: &mut [Expectations; 2]) {
     if pair.parameters[0].rtr.is_none() {
         pair.ends[0].work.push_back(Work::Send { payload: vec![1], invalidate: None, solicited: false });
         pair.ends[1].receives.push_back(1);

@@ -14,7 +14,7 @@ use adverb_core::memory::{Reader, Source};
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use adverb_core::watch;
-use adverb_proto::ib::{DatagramHeader, Dropped, PACKET_COST, check_datagram, write_datagram};
+use adverb_proto::ib::{DatagramHeader, DropReason, PACKET_COST, check_datagram, write_datagram};
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet::Packet;
@@ -246,7 +246,7 @@ impl DatagramLink {
         }
         let datagram = match check_datagram(packet, self.qkey) {
             Ok(datagram) => datagram,
-            Err(Dropped::QueueKey) => {
+            Err(DropReason::QueueKey) => {
                 counters.wrong_qkey.add(1);
                 return;
             }

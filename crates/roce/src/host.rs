@@ -5,8 +5,8 @@ use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Sourc
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    CompletionStatus, Delivered, DeliveryKind, Keep, LocalFault, Operation, ReadSource, ReceiveFault,
-    Refusal, Remote, Request, RequesterHost, ResponderHost,
+    CompletionStatus, Delivery, DeliveryKind, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal,
+    Remote, Request, RequesterHost, ResponderHost,
 };
 use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::packet::Payload;
@@ -242,7 +242,7 @@ impl Responses<'_> {
         )
     }
 
-    fn complete(&mut self, status: Status, delivered: Delivered) {
+    fn complete(&mut self, status: Status, delivered: Delivery) {
         let Some(work) = self.taken.take() else { return };
         self.has_completed = true;
         let (flags, immediate) = match (delivered.immediate, delivered.invalidated) {
@@ -272,7 +272,7 @@ impl Responses<'_> {
 
     /// Ends the receive that a message has taken, if one has.
     pub(crate) fn give_up(&mut self, status: Status) {
-        let nothing = Delivered {
+        let nothing = Delivery {
             length: 0,
             immediate: None,
             invalidated: None,
@@ -359,7 +359,7 @@ impl ResponderHost for Responses<'_> {
     }
 
     #[inline]
-    fn complete_receive(&mut self, delivered: Delivered) {
+    fn complete_receive(&mut self, delivered: Delivery) {
         let (counters, sends) = (self.queues.counters, delivered.kind == DeliveryKind::Send);
         counters.rx_messages.count(1, self.counts_alone);
         counters.rx_sends.count(sends.into(), self.counts_alone);

@@ -47,9 +47,9 @@ impl Drop for Mask {
 }
 
 /// No signal at all reaches the thread and those that it starts, as long as this lives.
-pub(crate) struct Blocked(sigset_t);
+pub(crate) struct SignalMask(sigset_t);
 
-impl Blocked {
+impl SignalMask {
     pub(crate) fn all() -> Self {
         let (mut all, mut own) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: live sets, initialised before they are read.
@@ -61,7 +61,7 @@ impl Blocked {
     }
 }
 
-impl Drop for Blocked {
+impl Drop for SignalMask {
     fn drop(&mut self) {
         // SAFETY: a live set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };

@@ -56,7 +56,7 @@ extern "C" fn at_exit() {
         let _ = said.send(());
     };
     // Signals are for the program's own threads.
-    let _mask = signals::Blocked::all();
+    let _mask = signals::SignalMask::all();
     if thread::Builder::new().spawn(closer).is_ok() {
         let _ = done.recv_timeout(EXIT_TIMEOUT);
     }

@@ -12,7 +12,7 @@ pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
 
 /// Bytes of a start-up frame before its private data.
 pub const START_LEN: usize = 20;
-/// Greatest length of the private data of a start-up frame, the four bytes of [`Enhanced`] included.
+/// Greatest length of the private data of a start-up frame, the four bytes of [`EnhancedData`] included.
 // RFC5044-7.1.1-14
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Bytes of the enhanced connection data in front of the private data of a revision 2 frame.
@@ -60,7 +60,7 @@ impl Flags {
     pub const CRC: u16 = 0x4000;
     /// R, in a reply: the connection is rejected.
     pub const REJECT: u16 = 0x2000;
-    /// S: the private data begins with [`Enhanced`].
+    /// S: the private data begins with [`EnhancedData`].
     pub const ENHANCED: u16 = 0x1000;
     /// The sender takes FPDUs larger than the EMSS (siw's private flag for segmentation offload).
     pub const LARGE_FPDU: u16 = 0x0800;
@@ -104,7 +104,7 @@ pub struct Start {
     pub key: [u8; 16],
     /// Flags and revision.
     pub flags: Flags,
-    /// Bytes of private data that follow, [`Enhanced`] included.
+    /// Bytes of private data that follow, [`EnhancedData`] included.
     pub private_data_len: U16,
 }
 
@@ -112,12 +112,12 @@ pub struct Start {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 // RFC6581-9-1
-pub struct Enhanced {
+pub struct EnhancedData {
     ird: U16,
     ord: U16,
 }
 
-impl Enhanced {
+impl EnhancedData {
     /// The depth that says "not negotiated here" (all 14 bits set).
     pub const NOT_NEGOTIATED: u16 = 0x3fff;
     /// A: the connection follows the peer-to-peer model. Bit of the first half.
@@ -130,9 +130,9 @@ impl Enhanced {
     const RTR_READ: u16 = 0x4000;
 
     /// Connection data from depths and control flags. Depths above 14 bits become [`Self::NOT_NEGOTIATED`].
-    pub fn new(ird: u16, ord: u16, control: ControlFlags) -> Enhanced {
+    pub fn new(ird: u16, ord: u16, control: ControlFlags) -> EnhancedData {
         let bit = |set: bool, bit: u16| if set { bit } else { 0 };
-        Enhanced {
+        EnhancedData {
             ird: U16::new(
                 ird.min(Self::NOT_NEGOTIATED)
                     | bit(control.peer_to_peer, Self::PEER_TO_PEER)
@@ -168,7 +168,7 @@ impl Enhanced {
     }
 }
 
-/// The control flags A to D of [`Enhanced`] (RFC 6581 section 9.2).
+/// The control flags A to D of [`EnhancedData`] (RFC 6581 section 9.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ControlFlags {
     /// A: peer-to-peer model, in which the initiator sends a ready-to-receive indication first.
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_figures() {
         assert_eq!(size_of::<Start>(), START_LEN);
-        assert_eq!(size_of::<Enhanced>(), ENHANCED_LEN);
+        assert_eq!(size_of::<EnhancedData>(), ENHANCED_LEN);
         assert_eq!(size_of::<Marker>(), MARKER_LEN);
     }
 
@@ -246,9 +246,9 @@ mod tests {
     // RFC6581-9-1
     fn enhanced_data_is_laid_out_as_in_rfc_6581() {
         let control = ControlFlags { peer_to_peer: true, send: false, write: true, read: false };
-        assert_eq!(Enhanced::new(128, 16, control).as_bytes(), [0x80, 128, 0x80, 16]);
+        assert_eq!(EnhancedData::new(128, 16, control).as_bytes(), [0x80, 128, 0x80, 16]);
         let control = ControlFlags { peer_to_peer: false, send: true, write: false, read: true };
-        assert_eq!(Enhanced::new(0xffff, 1, control).as_bytes(), [0x7f, 0xff, 0x40, 1]);
+        assert_eq!(EnhancedData::new(0xffff, 1, control).as_bytes(), [0x7f, 0xff, 0x40, 1]);
     }
 
     // RFC5044-4.2-1, RFC5044-4.2-2, RFC5044-4.2-3
@@ -264,8 +264,8 @@ mod tests {
             let start = Start::ref_from_bytes(&bytes).unwrap();
             prop_assert_eq!(Flags::new(start.flags.bits(), start.flags.revision()), start.flags);
             prop_assert_eq!(start.as_bytes(), &bytes);
-            let enhanced = Enhanced::ref_from_bytes(&v2).unwrap();
-            prop_assert_eq!(Enhanced::new(enhanced.ird(), enhanced.ord(), enhanced.control()), *enhanced);
+            let enhanced = EnhancedData::ref_from_bytes(&v2).unwrap();
+            prop_assert_eq!(EnhancedData::new(enhanced.ird(), enhanced.ord(), enhanced.control()), *enhanced);
             let marker = Marker::ref_from_bytes(&m).unwrap();
             // RFC5044-4.2-1, RFC5044-4.2-3
             prop_assert_eq!(marker.distance() % 4, 0);

@@ -30,14 +30,14 @@ const FAILURE: &str = "a thread of adverb in this process has failed";
 /// The fate of a connection, as the transport reports it.
 #[derive(Default)]
 struct Progress {
-    state: Mutex<Reported>,
+    state: Mutex<ConnectionReport>,
     changed: Condvar,
     /// Readable once the connection has ended; made when the program first asks for it.
     descriptor: OnceLock<OwnedFd>,
 }
 
 #[derive(Default)]
-struct Reported {
+struct ConnectionReport {
     /// The peer's private data, or why there is no connection.
     answer: Option<Result<Vec<u8>, ConnectError>>,
     /// An established connection has ended.
@@ -89,7 +89,7 @@ impl FailureListener for Progress {
 }
 
 impl Progress {
-    fn lock(&self) -> MutexGuard<'_, Reported> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionReport> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,7 +130,11 @@ impl Progress {
     }
 
     /// Waits until `done` finds what it waits for; nothing at the deadline.
-    fn wait<T>(&self, timeout: Duration, mut done: impl FnMut(&mut Reported) -> Option<T>) -> Option<T> {
+    fn wait<T>(
+        &self,
+        timeout: Duration,
+        mut done: impl FnMut(&mut ConnectionReport) -> Option<T>,
+    ) -> Option<T> {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = self.lock();
         loop {
@@ -270,7 +274,7 @@ impl Connection {
         self.end_of(&self.progress.lock())
     }
 
-    fn end_of(&self, reported: &Reported) -> Option<End> {
+    fn end_of(&self, reported: &ConnectionReport) -> Option<End> {
         let failure = || self.queue_pair.core().queues().last_failure().filter(|it| *it != Status::Flushed);
         let end = || match (reported.failed, reported.by_us) {
             (true, _) => End::Engine,

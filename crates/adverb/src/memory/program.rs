@@ -44,7 +44,7 @@ unsafe impl StableMemory for Box<[u8]> {
 unsafe impl ExclusiveMemory for Box<[u8]> {}
 
 /// Pages of a mapping that is unmapped at the end.
-struct Mapped {
+struct ProgramMapping {
     start: NonNull<u8>,
     /// Bytes that the program asked for.
     length: usize,
@@ -53,11 +53,11 @@ struct Mapped {
 }
 
 // SAFETY: the mapping belongs to this value alone, in whichever thread it is.
-unsafe impl Send for Mapped {}
+unsafe impl Send for ProgramMapping {}
 // SAFETY: a shared reference gives out addresses, or bytes to read.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for ProgramMapping {}
 
-impl Mapped {
+impl ProgramMapping {
     fn new(
         length: usize,
         page: usize,
@@ -87,7 +87,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for ProgramMapping {
     fn drop(&mut self) {
         // SAFETY: our own mapping. Its registration, if there was one, has ended.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
@@ -110,7 +110,7 @@ impl Drop for Mapped {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Mapping(Mapped);
+pub struct Mapping(ProgramMapping);
 
 impl Mapping {
     /// At least `length` bytes in pages of the usual size.
@@ -119,7 +119,7 @@ impl Mapping {
     /// ENOMEM when memory has run out.
     pub fn new(length: usize) -> crate::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        Ok(Self(Mapped::new(length, 4096, flags, None, &format!("mapping {length} bytes"))?))
+        Ok(Self(ProgramMapping::new(length, 4096, flags, None, &format!("mapping {length} bytes"))?))
     }
 
     /// The same in huge pages of `2^log_size` bytes: 21 for 2 MiB, 30 for 1 GiB. The mapping has whole pages.
@@ -147,7 +147,7 @@ impl Mapping {
         let what = format!(
             "mapping {length} bytes in huge pages of 2^{log_size} bytes (reserve some: sysctl vm.nr_hugepages)"
         );
-        let mut mapped = Mapped::new(length, 1 << log_size, flags, None, &what)?;
+        let mut mapped = ProgramMapping::new(length, 1 << log_size, flags, None, &what)?;
         mapped.length = mapped.mapped;
         Ok(Self(mapped))
     }
@@ -205,7 +205,7 @@ impl fmt::Debug for Mapping {
 /// # Ok(())
 /// # }
 /// ```
-pub struct FileMapping(Mapped);
+pub struct FileMapping(ProgramMapping);
 
 impl FileMapping {
     /// `length` bytes of `file` from `offset` on. Changes go to the file. It must be open for reading and writing.
@@ -235,7 +235,7 @@ impl FileMapping {
         if length == 0 || end.is_none_or(|end| end > size) {
             return Err(Error::invalid(format!("{what}, which has {size}")).into());
         }
-        Ok(Self(Mapped::new(length, 1, flags, Some((file, offset)), &what)?))
+        Ok(Self(ProgramMapping::new(length, 1, flags, Some((file, offset)), &what)?))
     }
 }
 

@@ -21,9 +21,9 @@ use std::fmt;
 /// # Ok(())
 /// # }
 /// ```
-pub struct Segments(Held);
+pub struct Segments(SegmentList);
 
-enum Held {
+enum SegmentList {
     One(Segment),
     Many(Vec<Segment>),
 }
@@ -90,8 +90,8 @@ impl Segments {
     #[inline]
     pub(crate) fn as_slice(&self) -> &[Segment] {
         match &self.0 {
-            Held::One(segment) => std::slice::from_ref(segment),
-            Held::Many(segments) => segments,
+            SegmentList::One(segment) => std::slice::from_ref(segment),
+            SegmentList::Many(segments) => segments,
         }
     }
 
@@ -99,8 +99,8 @@ impl Segments {
     #[inline]
     pub(crate) fn elements(&self, domain: u32) -> Result<Elements, PostError> {
         match &self.0 {
-            Held::One(segment) => Ok(Elements::One(element(segment, domain)?)),
-            Held::Many(segments) => many(segments, domain),
+            SegmentList::One(segment) => Ok(Elements::One(element(segment, domain)?)),
+            SegmentList::Many(segments) => many(segments, domain),
         }
     }
 
@@ -108,8 +108,10 @@ impl Segments {
     #[inline]
     pub(crate) fn into_buffers(self) -> (Option<Buffer>, Vec<Buffer>) {
         match self.0 {
-            Held::One(segment) => (segment.into_buffer(), Vec::new()),
-            Held::Many(segments) => (None, segments.into_iter().filter_map(Segment::into_buffer).collect()),
+            SegmentList::One(segment) => (segment.into_buffer(), Vec::new()),
+            SegmentList::Many(segments) => {
+                (None, segments.into_iter().filter_map(Segment::into_buffer).collect())
+            }
         }
     }
 }
@@ -117,33 +119,33 @@ impl Segments {
 impl From<Segment> for Segments {
     #[inline]
     fn from(segment: Segment) -> Self {
-        Self(Held::One(segment))
+        Self(SegmentList::One(segment))
     }
 }
 
 impl From<Buffer> for Segments {
     #[inline]
     fn from(buffer: Buffer) -> Self {
-        Self(Held::One(buffer.into()))
+        Self(SegmentList::One(buffer.into()))
     }
 }
 
 impl From<&MemoryRegion> for Segments {
     #[inline]
     fn from(region: &MemoryRegion) -> Self {
-        Self(Held::One(region.into()))
+        Self(SegmentList::One(region.into()))
     }
 }
 
 impl<S: Into<Segment>> From<Vec<S>> for Segments {
     fn from(segments: Vec<S>) -> Self {
-        Self(Held::Many(segments.into_iter().map(Into::into).collect()))
+        Self(SegmentList::Many(segments.into_iter().map(Into::into).collect()))
     }
 }
 
 impl<S: Into<Segment>, const N: usize> From<[S; N]> for Segments {
     fn from(segments: [S; N]) -> Self {
-        Self(Held::Many(segments.into_iter().map(Into::into).collect()))
+        Self(SegmentList::Many(segments.into_iter().map(Into::into).collect()))
     }
 }
 

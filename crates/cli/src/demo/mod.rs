@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::pair::child::Child;
 use crate::pair::table::{Table, bytes, rate, time};
 use adverb_core::interfaces;
-use operation::{Effort, Operation, Seen};
+use operation::{Effort, Operation, SideResult};
 use peer::{Answer, Order, Role};
 use refusal::Refusal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -148,7 +148,7 @@ fn show(device: &str, total: &mut Total, deadline: Instant) -> Result<(), String
     Ok(())
 }
 
-fn row(operation: Operation, direction: &str, one: Seen, other: Seen) -> Vec<String> {
+fn row(operation: Operation, direction: &str, one: SideResult, other: SideResult) -> Vec<String> {
     let latency = one.latency.or(other.latency);
     vec![
         operation.name().into(),
@@ -204,7 +204,7 @@ impl Pair {
         effort: Effort,
         client: Role,
         server: Role,
-    ) -> Result<(Seen, Seen), String> {
+    ) -> Result<(SideResult, SideResult), String> {
         match self.both(&Order::Show(operation, client, effort), &Order::Show(operation, server, effort))? {
             (Answer::Seen(client), Answer::Seen(server)) => Ok((client, server)),
             _ => Err("a wrong answer".into()),

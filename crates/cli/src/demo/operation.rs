@@ -23,7 +23,7 @@ pub(super) enum Operation {
 
 /// What one side has seen of an operation.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Seen {
+pub(super) struct SideResult {
     /// Bytes compared with what they had to be, all equal.
     pub(super) checked: u64,
     /// Median time of an 8-byte operation, in nanoseconds.
@@ -170,7 +170,7 @@ pub(super) fn active(
     stage: &Stage,
     operation: Operation,
     effort: Effort,
-) -> Result<Seen, String> {
+) -> Result<SideResult, String> {
     match operation {
         Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
             active_messages(link, stage, operation, effort)
@@ -188,7 +188,7 @@ pub(super) fn passive(
     stage: &Stage,
     operation: Operation,
     effort: Effort,
-) -> Result<Seen, String> {
+) -> Result<SideResult, String> {
     match operation {
         Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
             passive_messages(link, stage, operation, effort)
@@ -234,7 +234,12 @@ fn check_message(
     }
 }
 
-fn active_messages(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
+fn active_messages(
+    link: &Link,
+    stage: &Stage,
+    operation: Operation,
+    effort: Effort,
+) -> Result<SideResult, String> {
     for (index, length) in LENGTHS.iter().enumerate() {
         link.run(message(link, operation, index, stage.block(index, *length))?)?;
         link.hear_verdict()?;
@@ -260,7 +265,7 @@ fn active_messages(link: &Link, stage: &Stage, operation: Operation, effort: Eff
     }
     let took = start.elapsed();
     link.hear_verdict()?;
-    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
+    Ok(SideResult { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
 }
 
 fn passive_messages(
@@ -268,7 +273,7 @@ fn passive_messages(
     stage: &Stage,
     operation: Operation,
     effort: Effort,
-) -> Result<Seen, String> {
+) -> Result<SideResult, String> {
     let mut checked = 0;
     for (index, length) in LENGTHS.iter().enumerate() {
         let verdict = link.hear(Waiting::Polling, |completion| {
@@ -294,12 +299,12 @@ fn passive_messages(
         }
     }
     link.tell_verdict(verdict)?;
-    Ok(Seen { checked, ..Seen::default() })
+    Ok(SideResult { checked, ..SideResult::default() })
 }
 
 // One-sided: the passive side's program does nothing.
 
-fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
+fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<SideResult, String> {
     for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
         // Not at the beginning of a block, so that every alignment occurs.
         let there = link.there(index..index + length)?;
@@ -327,10 +332,10 @@ fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Stri
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let took = start.elapsed();
     link.hear_verdict()?;
-    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
+    Ok(SideResult { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
 }
 
-fn passive_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
+fn passive_write(link: &Link, stage: &Stage, effort: Effort) -> Result<SideResult, String> {
     let mut checked = 0;
     for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
         link.hear(Waiting::Polling, |_| Ok(()))?;
@@ -353,10 +358,10 @@ fn passive_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Str
             let found = link.shared.to_vec(place(index)..place(index) + MESSAGE);
             Ok(sum + check(&format!("written block {index}"), &found, stage.expected(index, MESSAGE))?)
         }))?;
-    Ok(Seen { checked, ..Seen::default() })
+    Ok(SideResult { checked, ..SideResult::default() })
 }
 
-fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
+fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<SideResult, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let mut checked = 0;
     let mut read = |place: usize, length: usize, expected: &[u8]| {
@@ -390,22 +395,27 @@ fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Strin
     }
     stage.sink.write(0, &vec![0; stage.sink.len()]);
     link.tell(b"done")?;
-    Ok(Seen { checked, latency: Some(latency), rate: Some(effort.rate(took)) })
+    Ok(SideResult { checked, latency: Some(latency), rate: Some(effort.rate(took)) })
 }
 
-fn passive_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
+fn passive_read(link: &Link, stage: &Stage) -> Result<SideResult, String> {
     for index in 0..RECEIVES {
         link.shared.write(place(index), stage.expected(index, MESSAGE));
     }
     link.tell(b"look")?;
     link.hear(Waiting::Polling, |_| Ok(()))?;
-    Ok(Seen::default())
+    Ok(SideResult::default())
 }
 
 /// The number there begins with this, so that every byte of it counts.
 const FIRST: u64 = 0xfedc_ba98_7654_3210;
 
-fn active_atomic(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
+fn active_atomic(
+    link: &Link,
+    stage: &Stage,
+    operation: Operation,
+    effort: Effort,
+) -> Result<SideResult, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let there = link.there(WORDS..WORDS + 8)?;
     let result = || stage.sink.slice(..8);
@@ -432,22 +442,22 @@ fn active_atomic(link: &Link, stage: &Stage, operation: Operation, effort: Effor
     })?;
     link.tell(&now.to_be_bytes())?;
     link.hear_verdict()?;
-    Ok(Seen { checked, latency: Some(latency), rate: None })
+    Ok(SideResult { checked, latency: Some(latency), rate: None })
 }
 
-fn passive_atomic(link: &Link, operation: Operation) -> Result<Seen, String> {
+fn passive_atomic(link: &Link, operation: Operation) -> Result<SideResult, String> {
     word(link).store(FIRST, Ordering::Release);
     link.tell(b"look")?;
     let verdict = link.hear(Waiting::Polling, |completion| {
         let found = word(link).load(Ordering::Acquire).to_be_bytes();
         Ok(check(operation.name(), &found, completion.message()))
     })?;
-    Ok(Seen { checked: link.tell_verdict(verdict)?, ..Seen::default() })
+    Ok(SideResult { checked: link.tell_verdict(verdict)?, ..SideResult::default() })
 }
 
 // A right that is given for a while.
 
-fn give_back(link: &Link) -> Result<Seen, String> {
+fn give_back(link: &Link) -> Result<SideResult, String> {
     let granted = link.hear(Waiting::Polling, |completion| {
         adverb::RemoteMemory::from_bytes(completion.message()).ok_or_else(|| "no token arrived".to_owned())
     })?;
@@ -457,10 +467,10 @@ fn give_back(link: &Link) -> Result<Seen, String> {
     let checked = check("the granted memory", completion.message(), &expected)?;
     link.run(WorkRequest::send(b"thanks").invalidate(&granted))?;
     link.hear_verdict()?;
-    Ok(Seen { checked, ..Seen::default() })
+    Ok(SideResult { checked, ..SideResult::default() })
 }
 
-fn grant_and_lose(link: &Link) -> Result<Seen, String> {
+fn grant_and_lose(link: &Link) -> Result<SideResult, String> {
     let granted = link.domain().memory_region(4096, Rights::READ).map_err(|error| error.to_string())?;
     granted.write(0, &pattern::bytes(granted.len(), 2));
     link.tell(&granted.remote().to_bytes())?;
@@ -471,7 +481,7 @@ fn grant_and_lose(link: &Link) -> Result<Seen, String> {
         })
     })?;
     link.tell_verdict(verdict)?;
-    Ok(Seen::default())
+    Ok(SideResult::default())
 }
 
 // Helpers.

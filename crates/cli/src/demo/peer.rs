@@ -1,6 +1,6 @@
 //! One of the two processes of the demonstration.
 
-use super::operation::{self, Effort, Operation, Seen, Stage};
+use super::operation::{self, Effort, Operation, SideResult, Stage};
 use super::refusal::{self, Refusal};
 use crate::pair::child;
 use crate::pair::link::Link;
@@ -43,7 +43,7 @@ pub(super) enum Answer {
     /// Done.
     Done,
     /// Shown.
-    Seen(Seen),
+    Seen(SideResult),
     /// Refused; how the active side's request ended.
     Refused(String),
 }

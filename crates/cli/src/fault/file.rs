@@ -10,7 +10,7 @@ pub(super) const ENDING: &str = ".toml";
 
 /// What a run wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct FaultPlan {
     /// The rules, with commas between them.
     pub(super) rules: String,
     pub(super) seed: Option<u64>,
@@ -76,7 +76,7 @@ impl Fault {
 ///
 /// # Errors
 /// The line, and what is wrong there.
-pub(super) fn read(name: &str) -> Result<Wanted, String> {
+pub(super) fn read(name: &str) -> Result<FaultPlan, String> {
     const MOST: u64 = 1 << 20;
     let text = match std::fs::metadata(name) {
         Ok(status) if status.len() > MOST => return Err(format!("{name}: a file of faults has up to 1 MiB")),
@@ -85,7 +85,7 @@ pub(super) fn read(name: &str) -> Result<Wanted, String> {
     parse(&text).map_err(|(line, why)| format!("{name}:{line}: {why}"))
 }
 
-fn parse(text: &str) -> Result<Wanted, (usize, String)> {
+fn parse(text: &str) -> Result<FaultPlan, (usize, String)> {
     let line = |at: usize| 1 + text[..at.min(text.len())].bytes().filter(|byte| *byte == b'\n').count();
     let file: File = toml::from_str(text)
         .map_err(|error| (line(error.span().map_or(0, |span| span.start)), error.message().to_owned()))?;
@@ -103,7 +103,7 @@ fn parse(text: &str) -> Result<Wanted, (usize, String)> {
     if rules.is_empty() {
         return Err((1, "no fault is there; wanted are tables [[fault]] with rule = \"...\"".to_owned()));
     }
-    Ok(Wanted { rules: rules.join(","), seed: file.seed })
+    Ok(FaultPlan { rules: rules.join(","), seed: file.seed })
 }
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
             rule = "peer:kill@100posts"
         "#;
         let rules = "ibv_reg_mr:ENOMEM@3,wire:delay=5ms:opcode=SEND:direction=out:peer=fd00::2:jitter=2ms@2s..5s%10,completion:reorder:qp=2:device=roce0,ibv_post_send:EAGAIN:qp=0x1a,peer:kill@100posts";
-        assert_eq!(parse(text), Ok(Wanted { rules: rules.to_owned(), seed: Some(7) }));
+        assert_eq!(parse(text), Ok(FaultPlan { rules: rules.to_owned(), seed: Some(7) }));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! that library runs in signal handlers. Programs that make system calls themselves see the change, too.
 
 use super::live::Live;
-use super::{Content, Wanted, below, write_text};
+use super::{Content, FolderPlan, below, write_text};
 use adverb_core::interfaces::{self, Interfaces};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -29,7 +29,7 @@ pub(super) struct Following {
 /// What the thread is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Told {
+enum FollowerCommand {
     /// The run is over.
     End,
     /// This process is about to be stopped.
@@ -44,7 +44,7 @@ struct Follower {
     root: PathBuf,
     /// All that the files depend on.
     now: Interfaces,
-    wanted: Wanted,
+    wanted: FolderPlan,
     /// What is in the folder, by its place there.
     shown: HashMap<String, Content>,
     /// None where nobody is to find counters.
@@ -58,7 +58,7 @@ impl Following {
         changes: Option<OwnedFd>,
         root: PathBuf,
         now: Interfaces,
-        wanted: Wanted,
+        wanted: FolderPlan,
         shown: Vec<(String, Content)>,
         is_live: bool,
     ) -> io::Result<Self> {
@@ -80,16 +80,16 @@ impl Following {
 
     /// Nobody waits for the thread from now on, since this process is about to be stopped.
     pub(super) fn rest(&self) {
-        self.tell(Told::Rest);
+        self.tell(FollowerCommand::Rest);
     }
 
     /// This process goes on.
     pub(super) fn go_on(&self) {
-        self.tell(Told::GoOn);
+        self.tell(FollowerCommand::GoOn);
     }
 
     /// Returns when it is done, or when there is no thread.
-    fn tell(&self, what: Told) {
+    fn tell(&self, what: FollowerCommand) {
         if self.tell.send(&[what as u8]).is_ok() {
             let _ = self.tell.recv(&mut [0]);
         }
@@ -98,7 +98,7 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        if let (Ok(_), Some(thread)) = (self.tell.send(&[Told::End as u8]), self.thread.take()) {
+        if let (Ok(_), Some(thread)) = (self.tell.send(&[FollowerCommand::End as u8]), self.thread.take()) {
             let _ = thread.join();
         }
     }
@@ -141,11 +141,11 @@ impl Follower {
 
     /// Does what the thread is told; false if that is to end.
     fn obey(&mut self, told: &UnixDatagram) -> bool {
-        let mut word = [Told::End as u8];
+        let mut word = [FollowerCommand::End as u8];
         let _ = told.recv(&mut word);
-        let goes_on = word[0] != Told::End as u8;
+        let goes_on = word[0] != FollowerCommand::End as u8;
         if let Some(live) = &mut self.live {
-            match word[0] == Told::GoOn as u8 {
+            match word[0] == FollowerCommand::GoOn as u8 {
                 true => live.go_on(),
                 // Files that stay say what was counted at last.
                 false => live.rest(),

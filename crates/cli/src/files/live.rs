@@ -43,7 +43,7 @@ pub(super) struct Live {
     kernel: Option<Kernel>,
     /// The folder of each watch.
     watched: HashMap<i32, PathBuf>,
-    files: HashMap<PathBuf, Counted>,
+    files: HashMap<PathBuf, CounterFile>,
     /// Nobody is to wait for this thread, which is about to be stopped.
     rests: bool,
 }
@@ -74,7 +74,7 @@ impl Kernel {
 }
 
 /// A file of counters.
-struct Counted {
+struct CounterFile {
     device: String,
     name: &'static str,
     file: File,
@@ -142,7 +142,7 @@ impl Live {
             let value = value(&totals, &device, name);
             // Where there is no room any more, the file says what it said.
             let Ok((file, leased)) = self.new_file(&path, value) else { continue };
-            self.files.insert(path, Counted { device, name, file, value, leased });
+            self.files.insert(path, CounterFile { device, name, file, value, leased });
         }
     }
 
@@ -207,7 +207,7 @@ impl Live {
         }
         let totals = self.totals();
         if !wanted.is_empty() {
-            let is_wanted = |counted: &Counted| wanted.contains(&counted.file.as_raw_fd());
+            let is_wanted = |counted: &CounterFile| wanted.contains(&counted.file.as_raw_fd());
             let paths = self.files.iter().filter(|(_, counted)| is_wanted(counted));
             let paths: Vec<_> = paths.map(|(path, _)| path.clone()).collect();
             paths.iter().for_each(|path| self.hand_out(path, &totals));
@@ -238,7 +238,7 @@ impl Live {
         counted.write(value);
         if self.rests || !self.renew(path, value) {
             // Without a new one, the lease on this comes back when it is closed.
-            self.files.get_mut(path).into_iter().for_each(Counted::give_up);
+            self.files.get_mut(path).into_iter().for_each(CounterFile::give_up);
         }
     }
 
@@ -327,7 +327,7 @@ impl Live {
     }
 }
 
-impl Counted {
+impl CounterFile {
     /// The kernel lets a process that opens the file wait, and tells this thread.
     fn lease(&mut self) {
         self.leased = lease(&self.file).is_ok();

@@ -13,7 +13,7 @@ use std::time::Duration;
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A device that is asked about.
-pub(super) struct Asked<'a> {
+pub(super) struct DeviceQuery<'a> {
     pub(super) index: usize,
     pub(super) name: &'a str,
     pub(super) transport: TransportType,
@@ -28,7 +28,7 @@ struct Process {
 
 impl Process {
     /// Those of this kind on a device, with the words that name both.
-    fn of<'a>(&'a self, kind: Kind, device: &'a Asked<'a>) -> impl Iterator<Item = &'a Object> {
+    fn of<'a>(&'a self, kind: Kind, device: &'a DeviceQuery<'a>) -> impl Iterator<Item = &'a Object> {
         self.objects
             .iter()
             .filter(move |object| object.kind == kind && object.text("device") == Some(device.name))
@@ -63,7 +63,7 @@ fn processes(about: About) -> Result<Vec<Process>, Failure> {
 ///
 /// # Errors
 /// A process has more objects than it can say.
-pub(super) fn rows(about: About, devices: &[Asked<'_>]) -> Result<Vec<Description>, Failure> {
+pub(super) fn rows(about: About, devices: &[DeviceQuery<'_>]) -> Result<Vec<Description>, Failure> {
     if about == About::Statistics {
         return Ok(devices.iter().filter_map(statistics).collect());
     }
@@ -76,7 +76,7 @@ pub(super) fn rows(about: About, devices: &[Asked<'_>]) -> Result<Vec<Descriptio
 }
 
 /// What the files `hw_counters` of the run say; none of a device that has no such files.
-fn statistics(device: &Asked<'_>) -> Option<Description> {
+fn statistics(device: &DeviceQuery<'_>) -> Option<Description> {
     let folder = std::env::var(environment::FILES).ok()?;
     let totals = files::totals(&folder);
     let counted = totals.iter().find(|(name, _)| name == device.name).map(|(_, counters)| counters);
@@ -90,7 +90,7 @@ fn statistics(device: &Asked<'_>) -> Option<Description> {
     (row.len() > before).then_some(row)
 }
 
-fn summary(device: &Asked<'_>, processes: &[Process]) -> Description {
+fn summary(device: &DeviceQuery<'_>, processes: &[Process]) -> Description {
     let count = |kind| json!(processes.iter().map(|process| process.of(kind, device).count()).sum::<usize>());
     let contexts = processes.iter().flat_map(|process| process.of(Kind::Device, device));
     let contexts: u64 = contexts.filter_map(|device| device.number("contexts")).sum();
@@ -106,7 +106,7 @@ fn summary(device: &Asked<'_>, processes: &[Process]) -> Description {
     ]
 }
 
-fn each(about: About, device: &Asked<'_>, processes: &[Process]) -> Vec<Description> {
+fn each(about: About, device: &DeviceQuery<'_>, processes: &[Process]) -> Vec<Description> {
     let (kind, describe): (_, fn(&Object) -> Description) = match about {
         About::Pairs => (Kind::QueuePair, pair),
         About::PairStatistics => (Kind::QueuePair, pair_statistics),

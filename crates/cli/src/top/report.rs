@@ -1,6 +1,6 @@
 //! What `adverb top --once` prints.
 
-use super::sample::{Fill, Grown, Pair, Use};
+use super::sample::{Fill, GrowingCount, Pair, Use};
 use super::table::{Choice, HEAD, NUMBERS, chosen, rows};
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ pub(super) fn json(uses: &[Use], choice: &Choice) -> String {
     format!("{:#}\n", json!({ "version": VERSION, "whole": is_whole, "uses": uses }))
 }
 
-fn grown(grown: Grown) -> Value {
+fn grown(grown: GrowingCount) -> Value {
     json!({ "total": grown.total, "per_second": grown.rate })
 }
 

@@ -11,13 +11,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 /// So many are asked at a time: a view of root waits once for those that do not answer, not for each.
 const AT_ONCE: usize = 32;
 
-type Answered = (u32, Objects);
+type ObjectAnswer = (u32, Objects);
 
 /// What these processes answer.
 fn ask_all(
     some: &[counters::Process],
-    ask: impl Fn(&counters::Process) -> Option<Answered> + Send + Sync + Copy,
-) -> Vec<Answered> {
+    ask: impl Fn(&counters::Process) -> Option<ObjectAnswer> + Send + Sync + Copy,
+) -> Vec<ObjectAnswer> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = some.iter().map(|process| scope.spawn(move || ask(process))).collect();
         asked.into_iter().filter_map(|answer| answer.join().ok().flatten()).collect()
@@ -67,7 +67,7 @@ fn is_stopped(process: u32) -> bool {
 
 /// A number, and by how much it has grown in a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Grown {
+pub(super) struct GrowingCount {
     pub(super) total: u64,
     pub(super) rate: f64,
 }
@@ -89,9 +89,9 @@ pub(super) struct Pair {
     pub(super) peer: Option<u64>,
     pub(super) address: Option<String>,
     /// Requests posted, and done.
-    pub(super) requests: Grown,
+    pub(super) requests: GrowingCount,
     /// Receives that messages have taken.
-    pub(super) receives: Grown,
+    pub(super) receives: GrowingCount,
     pub(super) send: Fill,
     /// Receives that wait for messages; of a shared receive queue, where it has one. None where it has none.
     pub(super) receive: Option<Fill>,
@@ -112,12 +112,12 @@ pub(super) struct Use {
     pub(super) answers: bool,
     /// Whether all its queue pairs are here.
     pub(super) is_whole: bool,
-    pub(super) sent: Grown,
-    pub(super) received: Grown,
-    pub(super) messages_sent: Grown,
-    pub(super) messages_received: Grown,
+    pub(super) sent: GrowingCount,
+    pub(super) received: GrowingCount,
+    pub(super) messages_sent: GrowingCount,
+    pub(super) messages_received: GrowingCount,
     /// Packets sent again, times without an answer, messages before their receives.
-    pub(super) retries: [Grown; 3],
+    pub(super) retries: [GrowingCount; 3],
     pub(super) connections_lost: u64,
     pub(super) pairs: Vec<Pair>,
 }
@@ -134,7 +134,7 @@ pub(super) fn uses(before: &Sample, now: &Sample) -> Vec<Use> {
     let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
     let grown = |total: u64, before: Option<u64>| {
         let more = before.map_or(0, |before| total.saturating_sub(before)) as f64;
-        Grown { total, rate: if seconds > 0.0 { more / seconds } else { 0.0 } }
+        GrowingCount { total, rate: if seconds > 0.0 { more / seconds } else { 0.0 } }
     };
     let each = |process: &counters::Process, device: &str, counters: &Counters| {
         let earlier = before.counters(process.id, device);

@@ -177,7 +177,7 @@ fn requests(rate: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::sample::Grown;
+    use super::super::sample::GrowingCount;
     use super::*;
 
     pub(in super::super) fn pair(number: u64, state: &str, waiting: u64) -> Pair {
@@ -187,8 +187,8 @@ pub(super) mod tests {
             state: state.into(),
             peer: Some(9),
             address: Some("10.0.0.2".into()),
-            requests: Grown { total: 100, rate: 12_345.0 },
-            receives: Grown::default(),
+            requests: GrowingCount { total: 100, rate: 12_345.0 },
+            receives: GrowingCount::default(),
             send: Fill { waiting, room: 128 },
             receive: Some(Fill { waiting: 3, room: 4 }),
             send_completions: Fill { waiting: 1, room: 16 },
@@ -205,11 +205,11 @@ pub(super) mod tests {
             elsewhere: false,
             answers: true,
             is_whole: true,
-            sent: Grown { total: 1 << 20, rate },
-            received: Grown::default(),
-            messages_sent: Grown::default(),
-            messages_received: Grown::default(),
-            retries: [Grown { total: u64::from(process), rate: 0.0 }; 3],
+            sent: GrowingCount { total: 1 << 20, rate },
+            received: GrowingCount::default(),
+            messages_sent: GrowingCount::default(),
+            messages_received: GrowingCount::default(),
+            retries: [GrowingCount { total: u64::from(process), rate: 0.0 }; 3],
             connections_lost: 0,
             pairs,
         }

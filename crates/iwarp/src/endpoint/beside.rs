@@ -1,10 +1,10 @@
 //! Messages that come through shared memory, and the end of that way.
 
 use super::{Cause, Endpoint};
-use crate::local::record::Said;
+use crate::local::record::RecordHead;
 use crate::local::{Channel, Inbox};
 use crate::lock;
-use crate::receive::Came;
+use crate::receive::ArrivalOutcome;
 use adverb_core::memory::Source;
 use std::io;
 use std::sync::Arc;
@@ -13,24 +13,26 @@ use std::sync::atomic::Ordering;
 impl Endpoint {
     /// A message has come by the channel. True: the caller is to look for what follows once it has let go of the channel's lock ([`Endpoint::receive`]).
     #[inline]
-    pub(crate) fn arrived(&self, inbox: &Arc<Inbox>, said: &Said, payload: &Source<'_>) -> bool {
+    pub(crate) fn arrived(&self, inbox: &Arc<Inbox>, said: &RecordHead, payload: &Source<'_>) -> bool {
         if !inbox.has_waiting()
             && let Ok(mut guard) = self.rx.try_lock()
         {
             let came = match &mut *guard {
                 Some(rx) => rx.take_at_once(self, inbox, said, payload),
-                None => Came::TooLate,
+                None => ArrivalOutcome::TooLate,
             };
             drop(guard);
             match came {
-                Came::TakenIn { looks: true } => {
+                ArrivalOutcome::TakenIn { looks: true } => {
                     // The caller may find the receive lock taken.
                     self.missed.note();
                     return true;
                 }
                 // Another thread may have found it taken.
-                Came::TakenIn { looks: false } | Came::TooLate => return self.missed.is_noted(),
-                Came::TooEarly => {}
+                ArrivalOutcome::TakenIn { looks: false } | ArrivalOutcome::TooLate => {
+                    return self.missed.is_noted();
+                }
+                ArrivalOutcome::TooEarly => {}
             }
         }
         let mut bytes = vec![0; payload.len()];

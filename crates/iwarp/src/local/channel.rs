@@ -2,7 +2,7 @@
 
 use super::Host;
 use super::inbox::Inbox;
-use super::record::{self, Said, What};
+use super::record::{self, RecordHead, What};
 use crate::endpoint::{By, Endpoint};
 use adverb_core::counters::Counters;
 use adverb_core::engine::{self, Engine};
@@ -52,7 +52,7 @@ fn find<'a>(
 
 /// What has become of a record without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum RecordOutcome {
     /// It is in the channel. The other side looks by itself.
     Polls,
     /// The same. The other side sleeps: the caller is to [ring](Channel::ring), best without a lock, since that takes a system call.
@@ -63,12 +63,12 @@ pub(crate) enum Told {
 
 /// Tells the other end, by its number `to`, how much has been taken in, and nothing else but `what` this is.
 #[cold]
-pub(crate) fn tell(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> Told {
+pub(crate) fn tell(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> RecordOutcome {
     let mut tx = channel.tx.lock();
-    let Some(mut slot) = tx.producer.reserve(record::START) else { return Told::Full };
-    slot.write_words(Said::bare(what, to, inbox.tell()).words());
+    let Some(mut slot) = tx.producer.reserve(record::START) else { return RecordOutcome::Full };
+    slot.write_words(RecordHead::bare(what, to, inbox.tell()).words());
     slot.publish();
-    if tx.producer.peer_sleeps() { Told::Sleeps } else { Told::Polls }
+    if tx.producer.peer_sleeps() { RecordOutcome::Sleeps } else { RecordOutcome::Polls }
 }
 
 impl Messages {

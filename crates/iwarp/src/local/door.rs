@@ -3,7 +3,7 @@
 //! A door has the name of the address that the other end has connected to. Where another process holds that name, perhaps another user's, a connection has a door
 //! of its own, with both addresses in its name. Nobody but processes of our user is let in.
 
-use super::question::{self, Asked};
+use super::question::{self, QuestionMessage};
 use super::{Ends, Host, Peer};
 use crate::lock;
 use adverb_core::engine;
@@ -83,8 +83,8 @@ impl Visitor {
     }
 
     /// It asks for the end of a connection.
-    fn asked(&self, asked: Asked, connection: &Connection) {
-        let Asked { ends, end } = asked;
+    fn asked(&self, asked: QuestionMessage, connection: &Connection) {
+        let QuestionMessage { ends, end } = asked;
         let peer = Peer { process: connection.process(), end };
         let own = self.host.note(ends, peer);
         let _ = connection.send(&[&question::answer(own)]);

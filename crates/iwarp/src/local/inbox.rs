@@ -3,7 +3,7 @@
 //! Messages wait here whose place in the stream by TCP has not come, and those behind a message without a receive. So they hold up no other connection of the two
 //! processes. Each side bounds what it sends that the other has not taken in ([`WINDOW`]): beyond that, messages go by TCP, which has a bound of its own.
 
-use super::record::Said;
+use super::record::RecordHead;
 use crate::lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -21,7 +21,7 @@ pub(crate) fn weight(length: u32) -> u32 {
 }
 
 /// A message that waits, and its bytes.
-pub(crate) type Waiting = (Said, Vec<u8>);
+pub(crate) type Waiting = (RecordHead, Vec<u8>);
 
 /// See the module. Thread-safe.
 pub(crate) struct Inbox {
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     fn message(behind: u64, length: u32) -> Waiting {
-        (Said { behind, length, ..Said::bare(What::Send, 1, 0) }, vec![0; length as usize])
+        (RecordHead { behind, length, ..RecordHead::bare(What::Send, 1, 0) }, vec![0; length as usize])
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod inbox;
 mod question;
 pub(crate) mod record;
 
-pub(crate) use channel::{Channel, Messages, Told, tell};
+pub(crate) use channel::{Channel, Messages, RecordOutcome, tell};
 pub(crate) use inbox::{Inbox, weight};
 #[cfg(any(test, fuzzing))]
 pub(crate) use question::try_bytes as try_question;
@@ -74,18 +74,18 @@ impl Ends {
 }
 
 /// As the polls of a lane look at them.
-pub(crate) type Seen = adverb_samehost::ChannelSnapshot<Messages>;
+pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Messages>;
 
 /// What another process has of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     process: libc::pid_t,
-    pub(crate) end: Named,
+    pub(crate) end: EndName,
 }
 
 /// By which names the other process knows an end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct EndName {
     /// That of its queue pair.
     pub(crate) number: u32,
     /// Its own, which no other connection of its process has ([`Inbox::number`]).
@@ -275,15 +275,15 @@ impl Host {
     }
 
     /// By which names others know an end of a connection.
-    fn named(&self, ends: Ends) -> Option<Named> {
+    fn named(&self, ends: Ends) -> Option<EndName> {
         let members = lock(&self.members);
         let member = members.all.get(&ends)?;
         let number = member.endpoint.upgrade()?.queues.number;
-        Some(Named { number, serial: member.inbox.number })
+        Some(EndName { number, serial: member.inbox.number })
     }
 
     /// Who has the other end of a connection. Returns by which names others know this one; none if there is no such connection here.
-    fn note(&self, ends: Ends, peer: Peer) -> Option<Named> {
+    fn note(&self, ends: Ends, peer: Peer) -> Option<EndName> {
         {
             let mut members = lock(&self.members);
             members.all.get_mut(&ends)?.peer = Some(peer);

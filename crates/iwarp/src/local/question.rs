@@ -10,7 +10,7 @@
 //!
 //! Numbers are in the host's order. The kernel says who asks and who answers; a process of the same user is believed, since it could read this one's memory anyway.
 
-use super::{ADDRESS, Ends, Host, Named, Peer, door, from_bytes, to_bytes};
+use super::{ADDRESS, EndName, Ends, Host, Peer, door, from_bytes, to_bytes};
 use crate::lock;
 use adverb_core::engine;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Timer, Token};
@@ -29,27 +29,27 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct QuestionMessage {
     /// As the process that is asked knows the connection.
     pub(super) ends: Ends,
     /// The asker's end.
-    pub(super) end: Named,
+    pub(super) end: EndName,
 }
 
 const HEAD: usize = 12;
 
 /// The second half of a head.
-fn names(head: &[u8; HEAD]) -> Named {
+fn names(head: &[u8; HEAD]) -> EndName {
     let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    Named { number: word(4), serial: word(8) }
+    EndName { number: word(4), serial: word(8) }
 }
 
-fn put_names(head: &mut [u8], Named { number, serial }: Named) {
+fn put_names(head: &mut [u8], EndName { number, serial }: EndName) {
     head[4..8].copy_from_slice(&number.to_ne_bytes());
     head[8..HEAD].copy_from_slice(&serial.to_ne_bytes());
 }
 
-impl Asked {
+impl QuestionMessage {
     fn to_bytes(self) -> [u8; HEAD + 2 * ADDRESS] {
         let mut bytes = [0; _];
         bytes[0] = QUESTION;
@@ -61,17 +61,17 @@ impl Asked {
 }
 
 /// What a message asks, if it is a question.
-pub(super) fn parse(bytes: &[u8]) -> Option<Asked> {
+pub(super) fn parse(bytes: &[u8]) -> Option<QuestionMessage> {
     let (head, addresses) = bytes.split_first_chunk::<HEAD>()?;
     let (local, peer) = addresses.split_first_chunk::<ADDRESS>()?;
     let peer: &[u8; ADDRESS] = peer.try_into().ok()?;
     let end = names(head);
     let ends = Ends { local: from_bytes(local), peer: from_bytes(peer) };
-    (head[0] == QUESTION).then_some(Asked { ends, end })
+    (head[0] == QUESTION).then_some(QuestionMessage { ends, end })
 }
 
 /// The answer: how our end is named, if it is here.
-pub(super) fn answer(end: Option<Named>) -> [u8; HEAD] {
+pub(super) fn answer(end: Option<EndName>) -> [u8; HEAD] {
     let mut bytes = [0; HEAD];
     (bytes[0], bytes[1]) = (ANSWER, end.is_some().into());
     if let Some(end) = end {
@@ -81,7 +81,7 @@ pub(super) fn answer(end: Option<Named>) -> [u8; HEAD] {
 }
 
 /// The names in an answer, if the other end is there.
-fn answered(bytes: &[u8]) -> Option<Named> {
+fn answered(bytes: &[u8]) -> Option<EndName> {
     let head: &[u8; HEAD] = bytes.try_into().ok()?;
     (head[..2] == [ANSWER, 1]).then(|| names(head))
 }
@@ -101,12 +101,12 @@ struct State {
 
 impl Question {
     /// Asks for the other end of a connection, of which this process has `own`. Whatever goes wrong, the connection goes by TCP.
-    pub(super) fn ask(host: &Arc<Host>, ends: Ends, own: Named) {
+    pub(super) fn ask(host: &Arc<Host>, ends: Ends, own: EndName) {
         let theirs = ends.reversed();
         let names = [door::name_of_one(theirs), door::name(theirs.local)];
         let open = |name: &Vec<u8>| Connection::open(name).ok().filter(Connection::may_share);
         let Some(connection) = names.iter().find_map(open) else { return };
-        if connection.send(&[&Asked { ends: theirs, end: own }.to_bytes()]).is_err() {
+        if connection.send(&[&QuestionMessage { ends: theirs, end: own }.to_bytes()]).is_err() {
             return;
         }
         let Ok(engine) = engine::engine() else { return };
@@ -182,7 +182,7 @@ mod tests {
     fn what_is_asked_is_understood() {
         for (local, peer) in [("127.0.0.1:7", "192.0.2.1:65535"), ("[::1]:7", "[2001:db8::1]:8")] {
             let ends = Ends { local: local.parse().unwrap(), peer: peer.parse().unwrap() };
-            let asked = Asked { ends, end: Named { number: 0xabcdef, serial: u32::MAX - 1 } };
+            let asked = QuestionMessage { ends, end: EndName { number: 0xabcdef, serial: u32::MAX - 1 } };
             let bytes = asked.to_bytes();
             assert_eq!(parse(&bytes), Some(asked));
             for length in 0..bytes.len() {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_is_answered_is_understood() {
-        let end = Named { number: 0xabcdef, serial: 7 };
+        let end = EndName { number: 0xabcdef, serial: 7 };
         assert_eq!(answered(&answer(Some(end))), Some(end));
         assert_eq!(answered(&answer(None)), None);
         let right = answer(Some(end));

@@ -45,7 +45,7 @@ pub(crate) enum What {
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct RecordHead {
     pub(crate) what: What,
     pub(crate) to: u32,
     pub(crate) length: u32,
@@ -57,7 +57,7 @@ pub(crate) struct Said {
     pub(crate) written: u32,
 }
 
-impl Said {
+impl RecordHead {
     /// Nothing but what it is, for whom, and how much has been taken in.
     pub(crate) fn bare(what: What, to: u32, taken: u32) -> Self {
         let (length, solicited, invalidates, data, behind, written) = (0, false, false, 0, 0, 0);
@@ -124,9 +124,9 @@ impl Said {
 
 /// A record with its payload. `None` if it is none.
 #[inline]
-pub(super) fn parse<'a>(record: &'a Record<'_>) -> Option<(Said, Source<'a>)> {
+pub(super) fn parse<'a>(record: &'a Record<'_>) -> Option<(RecordHead, Source<'a>)> {
     let (first, payload) = take_apart(record)?;
-    Some((Said::parse(&first, payload.len())?, payload))
+    Some((RecordHead::parse(&first, payload.len())?, payload))
 }
 
 /// Any bytes are a record that is the same when it is made again, or none.
@@ -144,7 +144,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
         let mut copy = vec![0; payload.len()];
         assert!(payload.read(&mut copy).is_ok());
         assert_eq!(copy, &bytes[START..]);
-        assert_eq!(Said::parse(&said.words(), copy.len()), Some(said));
+        assert_eq!(RecordHead::parse(&said.words(), copy.len()), Some(said));
         assert_eq!(said.arrival().payload_len, copy.len());
     }
 }
@@ -153,10 +153,10 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    fn all() -> impl Iterator<Item = Said> {
+    fn all() -> impl Iterator<Item = RecordHead> {
         let kinds = [What::Greeting, What::Send, What::Immediate, What::Progress];
         kinds.into_iter().flat_map(|what| {
-            [false, true].into_iter().map(move |set| Said {
+            [false, true].into_iter().map(move |set| RecordHead {
                 what,
                 to: 0xffff_fffe,
                 length: if what == What::Send { 4096 } else { 0 },
@@ -173,13 +173,13 @@ mod tests {
     #[test]
     fn what_is_said_is_understood() {
         for said in all() {
-            assert_eq!(Said::parse(&said.words(), said.length as usize), Some(said));
-            assert_eq!(Said::parse(&said.words(), said.length as usize + 1), None);
+            assert_eq!(RecordHead::parse(&said.words(), said.length as usize), Some(said));
+            assert_eq!(RecordHead::parse(&said.words(), said.length as usize + 1), None);
         }
-        assert_eq!(Said::parse(&[5, 0, 0, 0], 0), None);
-        assert_eq!(Said::parse(&[0, 0, 0, 0], 0), None);
-        let long = Said { length: 4097, ..Said::bare(What::Send, 1, 0) };
-        assert_eq!(Said::parse(&long.words(), 4097), None);
+        assert_eq!(RecordHead::parse(&[5, 0, 0, 0], 0), None);
+        assert_eq!(RecordHead::parse(&[0, 0, 0, 0], 0), None);
+        let long = RecordHead { length: 4097, ..RecordHead::bare(What::Send, 1, 0) };
+        assert_eq!(RecordHead::parse(&long.words(), 4097), None);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Messages that come through shared memory: each in its place of the stream by TCP, and from there on as if it had come by that.
 
-use super::{Rx, Taken, Until};
+use super::{Rx, TakeEffect, Until};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::record::{Said, What};
-use crate::local::{Channel, Inbox, Told, tell};
+use crate::local::record::{RecordHead, What};
+use crate::local::{Channel, Inbox, RecordOutcome, tell};
 use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// What has become of a message that has just come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum ArrivalOutcome {
     /// It is taken in. `looks`: somebody has to see to what follows.
     TakenIn {
         /// See above.
@@ -30,11 +30,11 @@ impl Rx {
         &mut self,
         endpoint: &Endpoint,
         inbox: &Arc<Inbox>,
-        said: &Said,
+        said: &RecordHead,
         payload: &Source<'_>,
-    ) -> Came {
+    ) -> ArrivalOutcome {
         if !self.inbox.as_ref().is_some_and(|own| Arc::ptr_eq(own, inbox)) {
-            return Came::TooLate;
+            return ArrivalOutcome::TooLate;
         }
         let is_free = self.placing.is_none()
             && self.next.is_none()
@@ -44,21 +44,21 @@ impl Rx {
         let position = self.came - self.carry.len() as u64;
         // An invalidation may wait for other processes, and nobody is to wait for the channel meanwhile.
         if !is_free || said.behind > position || said.invalidates {
-            return Came::TooEarly;
+            return ArrivalOutcome::TooEarly;
         }
-        let mut taken = Taken::default();
+        let mut taken = TakeEffect::default();
         let delivered = self.deliver(endpoint, said, payload, position, &mut taken);
         // The caller looks, also where the message is to wait.
         self.owes_send |= taken.transmit;
         match delivered {
             Ok(true) => {
                 self.tell_taken(0);
-                Came::TakenIn { looks: self.owes_send || self.owes_ring }
+                ArrivalOutcome::TakenIn { looks: self.owes_send || self.owes_ring }
             }
-            Ok(false) => Came::TooEarly,
+            Ok(false) => ArrivalOutcome::TooEarly,
             Err(cause) => {
                 self.failed = Some(cause);
-                Came::TakenIn { looks: true }
+                ArrivalOutcome::TakenIn { looks: true }
             }
         }
     }
@@ -68,7 +68,7 @@ impl Rx {
         &mut self,
         endpoint: &Endpoint,
         position: u64,
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
         let Some(inbox) = self.inbox.clone() else { return Ok(()) };
         while let Some((said, bytes)) = inbox.take_due(position) {
@@ -99,10 +99,10 @@ impl Rx {
     fn deliver(
         &mut self,
         endpoint: &Endpoint,
-        said: &Said,
+        said: &RecordHead,
         payload: &Source<'_>,
         position: u64,
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<bool, Cause> {
         let arrival = said.arrival();
         // No peer that keeps the rules sends it behind its place, or in the middle of a Send by TCP, whose receive this one would take.
@@ -158,10 +158,10 @@ impl Rx {
     fn tell_progress(&mut self, endpoint: &Endpoint) {
         let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
         match tell(channel, What::Progress, peer.serial, inbox) {
-            Told::Polls => {}
+            RecordOutcome::Polls => {}
             // Others may wait for the locks that this thread has.
-            Told::Sleeps => self.owes_ring = true,
-            Told::Full => {
+            RecordOutcome::Sleeps => self.owes_ring = true,
+            RecordOutcome::Full => {
                 inbox.owe_progress();
                 // Where there is room again by now, that is another thread's to see.
                 if !channel.wait(endpoint) {
@@ -222,8 +222,8 @@ mod tests {
         (rx, inbox, peer)
     }
 
-    fn message(behind: u64) -> Said {
-        Said { behind, length: 4, ..Said::bare(What::Send, 1, 0) }
+    fn message(behind: u64) -> RecordHead {
+        RecordHead { behind, length: 4, ..RecordHead::bare(What::Send, 1, 0) }
     }
 
     /// A thread that posts finds the transmit lock taken by one that takes in a message.
@@ -233,7 +233,7 @@ mod tests {
             let (mut rx, inbox, _peer) = receiving(endpoint);
             endpoint.has_untaken.store(true, Ordering::Relaxed);
             let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
-            assert_eq!(came, Came::TakenIn { looks: true });
+            assert_eq!(came, ArrivalOutcome::TakenIn { looks: true });
             assert!(rx.take_in(endpoint, By::Poll).transmit);
             assert!(!rx.take_in(endpoint, By::Poll).transmit);
         });
@@ -246,7 +246,7 @@ mod tests {
             rx.receive = endpoint.queues.take_receive();
             assert!(rx.receive.is_some());
             let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
-            assert_eq!(came, Came::TakenIn { looks: true });
+            assert_eq!(came, ArrivalOutcome::TakenIn { looks: true });
             assert!(rx.receive.is_some(), "it is to be flushed");
             let cause = rx.take_in(endpoint, By::Poll).cause;
             assert!(matches!(cause, Some(Cause::Fault(Fault::InvalidOffset, _))), "{cause:?}");

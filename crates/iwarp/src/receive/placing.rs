@@ -1,6 +1,6 @@
 //! What a segment does: where its payload goes, and what follows when all of that is there.
 
-use super::{Placing, Rx, Taken, Target};
+use super::{Placing, Rx, TakeEffect, Target};
 use crate::behind::Wait;
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::lock;
@@ -38,7 +38,7 @@ impl Rx {
         &mut self,
         endpoint: &Endpoint,
         arrival: &Arrival,
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
         let queues = &endpoint.queues;
         let refuse = |fault| Cause::Fault(fault, arrival.terminate(fault));
@@ -295,7 +295,7 @@ impl Rx {
         &mut self,
         endpoint: &Endpoint,
         placing: &Placing,
-        taken: &mut Taken,
+        taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
         let queues = &endpoint.queues;
         let counters = queues.counters;

@@ -4,10 +4,10 @@
 //! A message is complete once it is in the shared memory, as one is that TCP has.
 
 use super::Tx;
-use super::direct::{Ends, Near, Went};
+use super::direct::{DirectOutcome, Ends, Near};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::record::{LONGEST_HERE, START, Said, What};
-use crate::local::{Channel, Told, tell, weight};
+use crate::local::record::{LONGEST_HERE, RecordHead, START, What};
+use crate::local::{Channel, RecordOutcome, tell, weight};
 use adverb_core::log;
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -39,13 +39,13 @@ impl Near {
                 return false;
             }
             match tell(&self.channel, what, self.peer.serial, &self.inbox) {
-                Told::Polls => return true,
-                Told::Sleeps => {
+                RecordOutcome::Polls => return true,
+                RecordOutcome::Sleeps => {
                     self.channel.ring();
                     return true;
                 }
-                Told::Full if self.channel.wait(endpoint) => return false,
-                Told::Full => {}
+                RecordOutcome::Full if self.channel.wait(endpoint) => return false,
+                RecordOutcome::Full => {}
             }
         }
     }
@@ -62,12 +62,12 @@ impl Near {
 
     /// A message as it goes, with the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
     #[inline]
-    fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> Said {
+    fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> RecordHead {
         let (what, length, written) = match opcode {
             Opcode::WriteWithImmediate => (What::Immediate, 0, length),
             _ => (What::Send, length, 0),
         };
-        Said {
+        RecordHead {
             what,
             to: self.peer.serial,
             length,
@@ -94,19 +94,19 @@ impl Tx {
     }
 
     /// A message goes by TCP.
-    fn leave_to_tcp(&mut self, endpoint: &Endpoint) -> Went {
+    fn leave_to_tcp(&mut self, endpoint: &Endpoint) -> DirectOutcome {
         if let Some(near) = &mut self.near {
             near.by_tcp = near.by_tcp.saturating_sub(1);
             // A part of its Write may be done. By TCP all of it goes, and the next one begins with its first byte.
             near.direct.begin_anew();
         }
         endpoint.goes_by_tcp();
-        Went::Tcp
+        DirectOutcome::Tcp
     }
 
     /// There is no room in the channel: others go by TCP, too.
     #[cold]
-    fn find_full(&mut self, endpoint: &Endpoint) -> Went {
+    fn find_full(&mut self, endpoint: &Endpoint) -> DirectOutcome {
         if let Some(near) = &mut self.near {
             near.by_tcp = FOLLOWING;
         }
@@ -114,7 +114,11 @@ impl Tx {
     }
 
     /// Carries out a Write, and then sends its immediate data, if neither needs TCP.
-    pub(super) fn go_with_immediate(&mut self, endpoint: &Endpoint, work: &SendWork) -> Result<Went, Cause> {
+    pub(super) fn go_with_immediate(
+        &mut self,
+        endpoint: &Endpoint,
+        work: &SendWork,
+    ) -> Result<DirectOutcome, Cause> {
         let has_begun = self.has_begun(endpoint);
         let Some(near) = self.near.as_ref().filter(|near| has_begun && near.takes(0)) else {
             return Ok(self.leave_to_tcp(endpoint));
@@ -129,7 +133,7 @@ impl Tx {
             }
             let write = SendWork { opcode: Opcode::Write, ..*work };
             match self.go_direct(endpoint, &write, Ends::Part)? {
-                Went::Done => {}
+                DirectOutcome::Done => {}
                 went => return Ok(went),
             }
             if let Some(near) = &mut self.near {
@@ -140,7 +144,7 @@ impl Tx {
     }
 
     /// Sends a message, if it needs no TCP. Of a Write with immediate data, those data.
-    pub(super) fn go_beside(&mut self, endpoint: &Endpoint, work: &SendWork) -> Went {
+    pub(super) fn go_beside(&mut self, endpoint: &Endpoint, work: &SendWork) -> DirectOutcome {
         let has_begun = self.has_begun(endpoint);
         let length = if work.opcode == Opcode::WriteWithImmediate { 0 } else { work.length };
         let Some(near) = self.near.as_mut().filter(|near| has_begun && near.takes(length)) else {
@@ -149,7 +153,7 @@ impl Tx {
         if self.filling {
             // What comes before it leaves first.
             self.held = true;
-            return Went::Later;
+            return DirectOutcome::Later;
         }
         let queues = &endpoint.queues;
         let mut tx = near.channel.tx.lock();
@@ -165,7 +169,7 @@ impl Tx {
             };
             if gathered.is_err() {
                 // By TCP, the fault is found again, and reported.
-                return Went::Tcp;
+                return DirectOutcome::Tcp;
             }
         }
         let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
@@ -186,7 +190,7 @@ impl Tx {
         if sleeps {
             near.channel.ring();
         }
-        Went::Done
+        DirectOutcome::Done
     }
 
     /// Sends a message that is being posted, if it needs no TCP and nothing before it waits.
@@ -250,7 +254,7 @@ impl Tx {
 }
 
 #[inline]
-fn count(endpoint: &Endpoint, said: &Said) {
+fn count(endpoint: &Endpoint, said: &RecordHead) {
     let counters = endpoint.queues.counters;
     // A Write that was carried out has been counted.
     counters.tx_messages.add(u64::from(said.written == 0));

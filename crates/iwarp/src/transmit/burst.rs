@@ -3,7 +3,7 @@
 use super::{BURST, Burst, FRAMES, Frame, PARTS, SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::impaired::{self, Resume, kind_of_frame};
-use crate::kept::Kept;
+use crate::kept::KeptReads;
 use crate::payload::{Failure, Payload, copy_payload, each_element, open_source};
 use crate::socket::would_block;
 use adverb_core::memory::Span;
@@ -206,7 +206,7 @@ pub(super) fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
 /// Collects the unsent rest of the burst, as far as the parts suffice. The spans stay open as long as they live.
 pub(super) fn gather(
     endpoint: &Endpoint,
-    kept: &Kept,
+    kept: &KeptReads,
     burst: &Burst,
     parts: &mut ArrayVec<libc::iovec, PARTS>,
     spans: &mut ArrayVec<Span<'static>, PARTS>,

@@ -5,7 +5,7 @@
 
 use super::Tx;
 use crate::endpoint::{Cause, Endpoint, ReadSink};
-use crate::local::{Channel, Inbox, Named, published_name};
+use crate::local::{Channel, EndName, Inbox, published_name};
 use crate::lock;
 use crate::payload::Payload;
 use crate::socket::Socket;
@@ -30,7 +30,7 @@ const FEW: u32 = 4;
 /// The way into the peer's memory.
 pub(super) struct Near {
     pub(super) channel: Arc<Channel>,
-    pub(super) peer: Named,
+    pub(super) peer: EndName,
     /// The peer has been told that this end takes in what comes through shared memory.
     pub(super) has_greeted: bool,
     /// What has come from there, and how much of what goes there has been taken in.
@@ -98,7 +98,7 @@ impl Marks {
 }
 
 /// What becomes of a request.
-pub(super) enum Went {
+pub(super) enum DirectOutcome {
     /// It is carried out, or sent, without TCP.
     Done,
     /// It goes by TCP.
@@ -125,7 +125,7 @@ impl Tx {
         endpoint: &Endpoint,
         socket: &Arc<Socket>,
         channel: &Arc<Channel>,
-        peer: Named,
+        peer: EndName,
     ) {
         let Some(inbox) = self.inbox.clone() else { return };
         if self.near.is_none() && Arc::ptr_eq(&self.socket, socket) {
@@ -190,9 +190,9 @@ impl Tx {
         endpoint: &Endpoint,
         work: &SendWork,
         ends: Ends,
-    ) -> Result<Went, Cause> {
+    ) -> Result<DirectOutcome, Cause> {
         let Self { near, marks, may_read, closing, copies, .. } = self;
-        let Some(near) = near else { return Ok(Went::Tcp) };
+        let Some(near) = near else { return Ok(DirectOutcome::Tcp) };
         let queues = &endpoint.queues;
         let is_read = work.opcode.is_read_or_atomic();
         // The peer waits for a first frame.
@@ -200,7 +200,7 @@ impl Tx {
         if !may || !near.direct.suits(&near.channel.neighbour, near.published(), work, *may_read) {
             endpoint.goes_by_tcp();
             near.direct.begin_anew();
-            return Ok(Went::Tcp);
+            return Ok(DirectOutcome::Tcp);
         }
         // A Read whose answer has come may not be complete yet: the receiving side completes it, under a lock of its own.
         if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
@@ -208,7 +208,7 @@ impl Tx {
                 // A fence is answered once the messages before it have their receives: for these nothing is to wait here.
                 near.direct.begin_anew();
                 endpoint.goes_by_tcp();
-                return Ok(Went::Tcp);
+                return Ok(DirectOutcome::Tcp);
             }
             return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
         }
@@ -238,12 +238,12 @@ impl Tx {
         let is_direct = step != Step::Packet;
         endpoint.is_direct.store(is_direct, Ordering::Relaxed);
         Ok(match step {
-            Step::Done => Went::Done,
+            Step::Done => DirectOutcome::Done,
             Step::More | Step::Kernel => {
                 *copies = true;
-                Went::Later
+                DirectOutcome::Later
             }
-            Step::Packet => Went::Tcp,
+            Step::Packet => DirectOutcome::Tcp,
         })
     }
 
@@ -323,7 +323,7 @@ impl Near {
         marks: &Marks,
         may_read: bool,
         closing: bool,
-    ) -> Went {
+    ) -> DirectOutcome {
         if self.direct.has_begun() {
             // Nothing has been sent since: what says otherwise is a peer that takes back what it has said.
             self.direct.begin_anew();
@@ -333,14 +333,14 @@ impl Near {
         }
         let is_worth_it = work.length >= LONG || self.early > FEW;
         if !is_worth_it || closing {
-            return Went::Tcp;
+            return DirectOutcome::Tcp;
         }
         let reads = lock(&endpoint.reads);
         match () {
             // The answer that is to come says it.
-            () if !reads.is_empty() && marks.asked >= marks.requested => Went::Later,
-            () if may_read && !reads.is_full() => Went::Fence,
-            () => Went::Tcp,
+            () if !reads.is_empty() && marks.asked >= marks.requested => DirectOutcome::Later,
+            () if may_read && !reads.is_full() => DirectOutcome::Fence,
+            () => DirectOutcome::Tcp,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which request or response goes out next, and what of it has to be looked at first.
 
-use super::direct::{Ends, Went};
+use super::direct::{DirectOutcome, Ends};
 use super::{SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
@@ -124,10 +124,10 @@ impl Tx {
                 _ => self.go_direct(endpoint, &work, Ends::Request)?,
             };
             match went {
-                Went::Done => continue,
-                Went::Tcp => {}
-                Went::Later => return Ok(false),
-                Went::Fence => return self.begin_fence(endpoint),
+                DirectOutcome::Done => continue,
+                DirectOutcome::Tcp => {}
+                DirectOutcome::Later => return Ok(false),
+                DirectOutcome::Fence => return self.begin_fence(endpoint),
             }
             let then = Then::Complete(sequence);
             let solicited = work.flags.contains(SendFlags::SOLICITED);

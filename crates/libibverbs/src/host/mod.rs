@@ -134,7 +134,7 @@ fn load() -> Option<&'static Library> {
 }
 
 /// A function that is passed on: what stands in the table of exports.
-pub struct Passed {
+pub struct ForwardedFunction {
     /// What answers in the place of a function that the host's library does not have.
     missing: *const (),
     /// What of the first argument says whose it is.
@@ -149,9 +149,9 @@ const UNKNOWN: usize = 0;
 const MISSING: usize = 1;
 
 // SAFETY: the pointers are of functions.
-unsafe impl Sync for Passed {}
+unsafe impl Sync for ForwardedFunction {}
 
-impl Passed {
+impl ForwardedFunction {
     /// The function `name@node`. It has at most six integers and pointers; `missing` looks at none.
     pub const fn new(
         name: &'static str,
@@ -193,7 +193,7 @@ impl Passed {
 ///
 /// # Safety
 /// The arguments are right for the function.
-pub(crate) unsafe fn pass(passed: &Passed, arguments: &Arguments) -> Option<usize> {
+pub(crate) unsafe fn pass(passed: &ForwardedFunction, arguments: &Arguments) -> Option<usize> {
     // SAFETY: the caller's promise.
     unsafe {
         if !owns((passed.subject)(arguments[0])) {

@@ -91,8 +91,8 @@ fn a_device_is_the_hosts_if_it_was_in_its_list() {
 fn a_call_goes_to_the_side_that_has_the_object_with_all_arguments_and_errno() {
     let host = Host::open(verbs_context::zeroed());
     let (mut with, mut without) = (
-        Passed::new("with", "NODE", missing as *const (), itself),
-        Passed::new("without", "NODE", missing as *const (), itself),
+        ForwardedFunction::new("with", "NODE", missing as *const (), itself),
+        ForwardedFunction::new("without", "NODE", missing as *const (), itself),
     );
     *with.theirs.get_mut() = theirs as *const () as usize;
     *without.theirs.get_mut() = MISSING;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use crate::layout::{Shared, Which};
+use crate::layout::{SegmentLayout, Which};
 use crate::membarrier::Registration;
 use crate::ring::{Consumer, MAX_RECORD, Producer, Withdrawal};
 use crate::view::{Sides, View};
@@ -34,7 +34,7 @@ impl Doorbell {
 }
 
 fn halves(creator: Registration, opener: Registration) -> (Producer, Consumer) {
-    let memory = Arc::new(Shared::default());
+    let memory = Arc::new(SegmentLayout::default());
     let view =
         |which, registration| View::new(Sides::new(&memory, which, registration), &memory, Which::Creator);
     (Producer::new(view(Which::Creator, creator)), Consumer::new(view(Which::Opener, opener)))

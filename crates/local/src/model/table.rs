@@ -8,7 +8,7 @@ use loom::thread;
 use crate::announce::{HazardSlots, HazardView, barrier};
 use crate::contents::Contents;
 use crate::entry::{Kind, Stamp, WORDS};
-use crate::layout::{Shared, Which};
+use crate::layout::{SegmentLayout, Which};
 use crate::membarrier::Registration;
 use crate::view::Sides;
 
@@ -37,7 +37,7 @@ impl OwnedTable {
 }
 
 fn sides() -> (HazardSlots, HazardView) {
-    let memory = Arc::new(Shared::default());
+    let memory = Arc::new(SegmentLayout::default());
     let side = |which| Sides::new(&memory, which, Registration::none());
     (HazardSlots::new(side(Which::Creator)), HazardView::new(side(Which::Opener)))
 }

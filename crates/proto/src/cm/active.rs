@@ -5,7 +5,7 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Mra, Rej, RejectReason, Rep, Req, Rtu, about, interval};
 
 use super::{
-    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, PEER_TIMEOUT, Remote,
+    Connection, Error, Event, IgnoreReason, Kind, LONGEST_INTERVAL, Manager, PEER_TIMEOUT, Remote,
     SERVICE_TIMEOUT, State,
 };
 
@@ -61,7 +61,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let (id, remote_id) = (rep.remote_communication_id, rep.local_communication_id);
         if let Ok(connection) = self.addressed(id, remote_id, from) {
             return match connection.state {
@@ -75,22 +75,22 @@ impl<P: Copy + Ord> Manager<P> {
                     self.send_mra(id, about::REP);
                     Ok(())
                 }
-                _ => Err(Ignored::State),
+                _ => Err(IgnoreReason::State),
             };
         }
         // IB-CM-22
         if !self.answers_request(id, transaction_id, from) {
-            return Err(Ignored::Unknown);
+            return Err(IgnoreReason::Unknown);
         }
         if self.connections[&id].state != State::ReqSent {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         if remote_id == 0 {
-            return Err(Ignored::Malformed);
+            return Err(IgnoreReason::Malformed);
         }
         let remote = |kind, number| Remote { kind, peer: from, ca_guid: rep.local_ca_guid, number };
         if self.remotes.contains_key(&remote(Kind::CommunicationId, remote_id)) {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, rep.queue_pair())) {
             let rej = Rej {
@@ -136,21 +136,21 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let (id, remote_id) = (mra.remote_communication_id, mra.local_communication_id);
         let (state, expected) = match mra.message {
             // The peer's communication ID is known with REP only.
             about::REQ => (State::ReqSent, 0),
             about::REP => (State::RepSent, remote_id),
-            _ => return Err(Ignored::State),
+            _ => return Err(IgnoreReason::State),
         };
         if expected == 0 && !self.answers_request(id, transaction_id, from) {
-            return Err(Ignored::Unknown);
+            return Err(IgnoreReason::Unknown);
         }
         let connection = self.addressed(id, expected, from)?;
         // Only once: a peer must not make this side wait for ever.
         if connection.state != state || connection.delay.is_some() {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         // IB-CM-18, IB-CM-31
         let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + connection.round_trip;
@@ -169,7 +169,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let id = self.rejected(rej, transaction_id, from)?;
         match self.connections[&id].state {
             State::ReqReceived => {
@@ -199,7 +199,7 @@ impl<P: Copy + Ord> Manager<P> {
                 self.enter_timewait(id, now);
                 Ok(())
             }
-            _ => Err(Ignored::State),
+            _ => Err(IgnoreReason::State),
         }
     }
 
@@ -215,7 +215,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// The connection that REJ is about.
-    fn rejected(&self, rej: &Rej, transaction_id: u64, from: P) -> Result<u32, Ignored> {
+    fn rejected(&self, rej: &Rej, transaction_id: u64, from: P) -> Result<u32, IgnoreReason> {
         let (id, remote_id) = (rej.remote_communication_id, rej.local_communication_id);
         if rej.reason == RejectReason::TIMEOUT {
             // The peer may not know this side's communication ID: it gives its own, and its GUID.
@@ -235,6 +235,10 @@ impl<P: Copy + Ord> Manager<P> {
             connection.peer == from && connection.remote_id != 0 && connection.remote_id == remote_id
         };
         let known = self.connections.get(&id).is_some_and(belongs);
-        if known || self.answers_request(id, transaction_id, from) { Ok(id) } else { Err(Ignored::Unknown) }
+        if known || self.answers_request(id, transaction_id, from) {
+            Ok(id)
+        } else {
+            Err(IgnoreReason::Unknown)
+        }
     }
 }

@@ -177,7 +177,7 @@ pub enum Error {
 
 /// Why a datagram has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ignored {
+pub enum IgnoreReason {
     /// It is no message of connection management.
     Malformed,
     /// Nobody knows what it is about.
@@ -188,7 +188,7 @@ pub enum Ignored {
     Full,
 }
 
-impl std::fmt::Display for Ignored {
+impl std::fmt::Display for IgnoreReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Malformed => "it is no message of connection management",
@@ -266,10 +266,10 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// Takes a datagram of the communication management class.
-    pub fn receive(&mut self, bytes: &[u8], from: P, now: Duration) -> Result<(), Ignored> {
-        let mad = Mad::parse(bytes).ok_or(Ignored::Malformed)?;
+    pub fn receive(&mut self, bytes: &[u8], from: P, now: Duration) -> Result<(), IgnoreReason> {
+        let mad = Mad::parse(bytes).ok_or(IgnoreReason::Malformed)?;
         // IB-CM-10
-        let message = Message::parse(mad).map_err(|_| Ignored::Malformed)?;
+        let message = Message::parse(mad).map_err(|_| IgnoreReason::Malformed)?;
         let transaction_id = mad.header.transaction_id.get();
         match &message {
             Message::Req(req) => self.receive_req(req, transaction_id, from, now),
@@ -283,7 +283,7 @@ impl<P: Copy + Ord> Manager<P> {
             Message::SidrRep(rep) => self.receive_sidr_rep(rep, transaction_id, from, now),
             // A RoCE port has no alternate path.
             // IB-CM-49
-            Message::Lap(_) | Message::Apr(_) => Err(Ignored::Unknown),
+            Message::Lap(_) | Message::Apr(_) => Err(IgnoreReason::Unknown),
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Message, Rej, RejectReason, Rep, Req, Rtu, about, interval, service};
 
 use super::{
-    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, Remote, SHORTEST_INTERVAL, State,
+    Connection, Error, Event, IgnoreReason, Kind, LONGEST_INTERVAL, Manager, Remote, SHORTEST_INTERVAL, State,
 };
 
 impl<P: Copy + Ord> Manager<P> {
@@ -78,11 +78,11 @@ impl<P: Copy + Ord> Manager<P> {
         self.tell(id, Event::Established { connection: id });
     }
 
-    pub(super) fn receive_rtu(&mut self, rtu: &Rtu, from: P) -> Result<(), Ignored> {
+    pub(super) fn receive_rtu(&mut self, rtu: &Rtu, from: P) -> Result<(), IgnoreReason> {
         let id = rtu.remote_communication_id;
         // IB-CM-32
         if self.addressed(id, rtu.local_communication_id, from)?.state != State::RepSent {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         self.established(id);
         Ok(())
@@ -94,9 +94,9 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         if req.local_communication_id == 0 {
-            return Err(Ignored::Malformed);
+            return Err(IgnoreReason::Malformed);
         }
         let remote = |kind, number| Remote { kind, peer: from, ca_guid: req.local_ca_guid, number };
         let remote_id = remote(Kind::CommunicationId, req.local_communication_id);
@@ -124,7 +124,7 @@ impl<P: Copy + Ord> Manager<P> {
         }
         // IB-CM-36
         if !self.make_room(req.service_id, from, now) {
-            return Err(Ignored::Full);
+            return Err(IgnoreReason::Full);
         }
         let connection = Connection {
             transaction_id,
@@ -138,7 +138,7 @@ impl<P: Copy + Ord> Manager<P> {
             round_trip: interval(req.primary.local_ack_timeout.min(LONGEST_INTERVAL)),
             ..Connection::new(from, State::ReqReceived, req.service_id)
         };
-        let id = self.insert(connection).map_err(|_| Ignored::Full)?;
+        let id = self.insert(connection).map_err(|_| IgnoreReason::Full)?;
         self.listeners.get_mut(&req.service_id).expect("found above").ask(from, id);
         self.register(id, Kind::CommunicationId);
         self.register(id, Kind::QueuePair);
@@ -154,7 +154,7 @@ impl<P: Copy + Ord> Manager<P> {
         req: &Req,
         transaction_id: u64,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let connection = &self.connections[&id];
         let peer = connection.peer;
         if connection.transaction_id != transaction_id || connection.remote_qpn != req.local_qpn {
@@ -173,7 +173,7 @@ impl<P: Copy + Ord> Manager<P> {
             }
             // IB-CM-34
             State::Timewait => self.refuse(req, transaction_id, peer, RejectReason::STALE_CONNECTION),
-            _ => return Err(Ignored::State),
+            _ => return Err(IgnoreReason::State),
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_wire::ib::cm::{Drep, Dreq, Rej, RejectReason, SidrRep, about, sidr_status};
 
-use super::{Error, Event, Ignored, Kind, Manager, State};
+use super::{Error, Event, IgnoreReason, Kind, Manager, State};
 
 impl<P: Copy + Ord> Manager<P> {
     /// Releases a connection, or agrees to the peer's wish to.
@@ -102,7 +102,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let id = dreq.remote_communication_id;
         let Ok(connection) = self.addressed(id, dreq.local_communication_id, from) else {
             // IB-CM-43
@@ -113,15 +113,15 @@ impl<P: Copy + Ord> Manager<P> {
                 ..Drep::default()
             };
             self.send(from, transaction_id, drep);
-            return Err(Ignored::Unknown);
+            return Err(IgnoreReason::Unknown);
         };
         // IB-CM-44
         if connection.local_qpn != dreq.remote_qpn {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         let state = connection.state;
         if !matches!(state, State::RepSent | State::Established | State::DreqSent | State::Timewait) {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         connection.release_transaction_id = transaction_id;
         match state {
@@ -143,10 +143,10 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    pub(super) fn receive_drep(&mut self, drep: &Drep, from: P, now: Duration) -> Result<(), Ignored> {
+    pub(super) fn receive_drep(&mut self, drep: &Drep, from: P, now: Duration) -> Result<(), IgnoreReason> {
         let id = drep.remote_communication_id;
         if self.addressed(id, drep.local_communication_id, from)?.state != State::DreqSent {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         self.tell(id, Event::Disconnected { connection: id, asked: false });
         self.enter_timewait(id, now);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_wire::ib::cm::{Message, SidrRep, SidrReq, interval, sidr_status};
 
-use super::{Connection, Error, Event, Ignored, Kind, Manager, Remote, State};
+use super::{Connection, Error, Event, IgnoreReason, Kind, Manager, Remote, State};
 
 /// How long an answer is awaited, as in [`interval`]: about half a second.
 const SIDR_TIMEOUT: u8 = 17;
@@ -50,7 +50,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         // The message has no GUID.
         let remote = Remote { kind: Kind::SidrRequest, peer: from, ca_guid: 0, number: req.request_id };
         if self.repeat_answer(remote, transaction_id, now) {
@@ -58,7 +58,7 @@ impl<P: Copy + Ord> Manager<P> {
         }
         // IB-SIDR-5
         if self.remotes.contains_key(&remote) {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         if !self.listeners.contains_key(&req.service_id) {
             let rep = SidrRep {
@@ -72,14 +72,14 @@ impl<P: Copy + Ord> Manager<P> {
             return Ok(());
         }
         if !self.make_room(req.service_id, from, now) {
-            return Err(Ignored::Full);
+            return Err(IgnoreReason::Full);
         }
         let connection = Connection {
             transaction_id,
             remote_id: req.request_id,
             ..Connection::new(from, State::SidrReceived, req.service_id)
         };
-        let id = self.insert(connection).map_err(|_| Ignored::Full)?;
+        let id = self.insert(connection).map_err(|_| IgnoreReason::Full)?;
         self.listeners.get_mut(&req.service_id).expect("found above").ask(from, id);
         self.register(id, Kind::SidrRequest);
         self.tell(id, Event::DatagramRequest { connection: id, peer: from, request: Box::new(*req) });
@@ -92,14 +92,14 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
-    ) -> Result<(), Ignored> {
+    ) -> Result<(), IgnoreReason> {
         let id = rep.request_id;
         if !self.answers_request(id, transaction_id, from) {
-            return Err(Ignored::Unknown);
+            return Err(IgnoreReason::Unknown);
         }
         // IB-SIDR-6
         if self.connections[&id].state != State::SidrSent {
-            return Err(Ignored::State);
+            return Err(IgnoreReason::State);
         }
         if rep.status == sidr_status::UNSUPPORTED && self.is_patient(id, now) {
             self.ask_later(id, now);

@@ -8,7 +8,7 @@ use adverb_wire::ib::mad::Mad;
 use crate::keyed;
 
 use super::connection::{Answer, Connection, Kind, Remote, Room, State};
-use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PEER_TIMEOUT};
+use super::{ANSWER_LIFETIME, Error, Event, IgnoreReason, MAX_ANSWERS, Manager, PEER_TIMEOUT};
 
 impl<P: Copy + Ord> Manager<P> {
     /// No answer has come.
@@ -82,10 +82,10 @@ impl<P: Copy + Ord> Manager<P> {
         id: u32,
         remote_id: u32,
         from: P,
-    ) -> Result<&mut Connection<P>, Ignored> {
-        let connection = self.connections.get_mut(&id).ok_or(Ignored::Unknown)?;
+    ) -> Result<&mut Connection<P>, IgnoreReason> {
+        let connection = self.connections.get_mut(&id).ok_or(IgnoreReason::Unknown)?;
         let belongs = connection.remote_id == remote_id && connection.peer == from;
-        if belongs { Ok(connection) } else { Err(Ignored::Unknown) }
+        if belongs { Ok(connection) } else { Err(IgnoreReason::Unknown) }
     }
 
     /// Forgets a connection.

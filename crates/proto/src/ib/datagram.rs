@@ -64,11 +64,11 @@ pub struct Datagram<'a> {
 ///
 /// # Errors
 /// [`super::Dropped::Opcode`], [`super::Dropped::QueueKey`].
-pub fn check_datagram<'a>(packet: &Packet<'a>, qkey: u32) -> Result<Datagram<'a>, super::Dropped> {
-    let deth = packet.deth().ok_or(super::Dropped::Opcode)?;
+pub fn check_datagram<'a>(packet: &Packet<'a>, qkey: u32) -> Result<Datagram<'a>, super::DropReason> {
+    let deth = packet.deth().ok_or(super::DropReason::Opcode)?;
     // IB-UD-10
     if deth.qkey.get() != qkey {
-        return Err(super::Dropped::QueueKey);
+        return Err(super::DropReason::QueueKey);
     }
     Ok(Datagram {
         source: deth.source(),
@@ -80,7 +80,7 @@ pub fn check_datagram<'a>(packet: &Packet<'a>, qkey: u32) -> Result<Datagram<'a>
 
 #[cfg(test)]
 mod tests {
-    use super::super::Dropped;
+    use super::super::DropReason;
     use super::*;
     use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, padding};
 
@@ -113,7 +113,7 @@ mod tests {
             let expected =
                 Datagram { source: 3, immediate, solicited: true, payload: Payload::Here(b"hello") };
             assert_eq!(check_datagram(&parsed, 0x8001_0000), Ok(expected));
-            assert_eq!(check_datagram(&parsed, 1), Err(Dropped::QueueKey));
+            assert_eq!(check_datagram(&parsed, 1), Err(DropReason::QueueKey));
         }
     }
 
@@ -124,6 +124,6 @@ mod tests {
         let mut buffer = [0; MAX_HEADER];
         let len = HeaderWriter::new(&mut buffer).put(&Bth::new(opcode, 0, 1, 2)).put(&[0u8; ICRC_LEN]).len();
         let parsed = Packet::parse(&buffer[..len]).unwrap();
-        assert_eq!(check_datagram(&parsed, 0), Err(Dropped::Opcode));
+        assert_eq!(check_datagram(&parsed, 0), Err(DropReason::Opcode));
     }
 }

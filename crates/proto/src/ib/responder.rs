@@ -108,7 +108,7 @@ pub enum DeliveryKind {
 
 /// A message that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Delivered {
+pub struct Delivery {
     /// Its length in bytes.
     pub length: u32,
     /// Immediate data.
@@ -165,7 +165,7 @@ pub trait ResponderHost {
     /// [missing](Refusal::Missing).
     fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal>;
     /// The receive that was taken completes.
-    fn complete_receive(&mut self, delivered: Delivered);
+    fn complete_receive(&mut self, delivered: Delivery);
     /// The queue pair does not permit what the packet asks for, whatever the memory does: the peer is told that its request is invalid.
     fn forbidden(&mut self, _access: Remote) {}
     /// The message has more bytes than the receive that was taken: so many, or, if it is not whole yet, at least so many.
@@ -222,7 +222,7 @@ pub trait ResponderHost {
 
 /// Why a packet was dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Dropped {
+pub enum DropReason {
     /// It is of no request that the service has.
     Opcode,
     /// Its Q_Key is not the queue pair's.
@@ -263,7 +263,7 @@ pub enum Verdict {
     /// operational error was this end's.
     Refused(NakCode),
     /// It was dropped without an answer.
-    Dropped(Dropped),
+    Dropped(DropReason),
 }
 
 /// What a responder has to say.
@@ -287,7 +287,7 @@ enum Message {
 
 /// What the peer has been told of the expected packet.
 #[derive(Clone, Copy, Debug)]
-enum Told {
+enum SentNak {
     /// It is missing. The highest number of those dropped since this was told.
     Missing { highest: u32 },
     /// There is no receive for it.
@@ -317,7 +317,7 @@ pub struct Responder {
     atomics: VecDeque<(u32, u64)>,
     nak: Option<Nak>,
     /// What has been told of the expected packet; those after it are dropped silently then.
-    told: Option<Told>,
+    told: Option<SentNak>,
     owes_acknowledgement: Owes,
     /// Whether a read or an atomic was carried out.
     has_answered: bool,
@@ -417,10 +417,10 @@ impl Responder {
         let opcode = packet.opcode();
         // IB-PKT-47
         if opcode.service() != self.options.service.wire() || opcode.operation().is_response() {
-            return Verdict::Dropped(Dropped::Opcode);
+            return Verdict::Dropped(DropReason::Opcode);
         }
         if self.failed {
-            return Verdict::Dropped(Dropped::Failed);
+            return Verdict::Dropped(DropReason::Failed);
         }
         match self.options.service {
             Service::Rc | Service::Xrc => self.receive_reliable(packet, host),
@@ -461,11 +461,11 @@ impl Responder {
             }
             Err(execute::Failure::NotReady) => {
                 self.nak = Some(Nak::NotReady);
-                self.told = Some(Told::NotReady);
+                self.told = Some(SentNak::NotReady);
                 // IB-RC-RSP-36
                 Verdict::NotReady
             }
-            Err(execute::Failure::Missing) => Verdict::Dropped(Dropped::Missing),
+            Err(execute::Failure::Missing) => Verdict::Dropped(DropReason::Missing),
             Err(execute::Failure::Refused(code, fault)) => {
                 // IB-RC-RSP-28
                 if let (true, Some(fault)) = (self.holds_receive(), fault) {
@@ -479,11 +479,11 @@ impl Responder {
     /// The expected packet has come and was not kept: the peer is told to send it again, behind the answers that are to go out. That costs the peer
     /// one of its retries. Where it is told already that there is no receive for that packet, it will send it again anyway.
     pub fn ask_again(&mut self) {
-        if matches!(self.told, Some(Told::NotReady)) {
+        if matches!(self.told, Some(SentNak::NotReady)) {
             return;
         }
         self.nak = Some(Nak::Sequence);
-        self.told = Some(Told::Missing { highest: self.expected });
+        self.told = Some(SentNak::Missing { highest: self.expected });
     }
 
     /// Whether a request comes before the expected one: it was carried out before.
@@ -521,17 +521,17 @@ impl Responder {
         match self.told {
             None => {
                 self.nak = Some(Nak::Sequence);
-                self.told = Some(Told::Missing { highest: number });
+                self.told = Some(SentNak::Missing { highest: number });
             }
-            Some(Told::Missing { highest }) if psn::precedes(highest, number) => {
-                self.told = Some(Told::Missing { highest: number });
+            Some(SentNak::Missing { highest }) if psn::precedes(highest, number) => {
+                self.told = Some(SentNak::Missing { highest: number });
             }
-            Some(Told::Missing { .. }) if asks => {
+            Some(SentNak::Missing { .. }) if asks => {
                 // Once in a round of repetition: the packets behind it were under way before the requester hears this.
                 self.nak = Some(Nak::Sequence);
-                self.told = Some(Told::Missing { highest: number });
+                self.told = Some(SentNak::Missing { highest: number });
             }
-            Some(Told::Missing { .. } | Told::NotReady) => {}
+            Some(SentNak::Missing { .. } | SentNak::NotReady) => {}
         }
         Verdict::OutOfSequence
     }
@@ -553,7 +553,7 @@ impl Responder {
         };
         match response {
             Some(response) if self.queue_repeated(response) => Verdict::Duplicate,
-            _ => Verdict::Dropped(Dropped::Unanswerable),
+            _ => Verdict::Dropped(DropReason::Unanswerable),
         }
     }
 
@@ -568,7 +568,7 @@ impl Responder {
         self.expected = number;
         if self.dropping {
             self.expected = psn::add(number, 1);
-            return Verdict::Dropped(Dropped::Gap);
+            return Verdict::Dropped(DropReason::Gap);
         }
         match self.execute(packet, host) {
             Ok(()) => Verdict::Accepted,
@@ -587,11 +587,11 @@ impl Responder {
                 self.expected = psn::add(number, 1);
                 Verdict::Dropped(match failure {
                     execute::Failure::NotReady | execute::Failure::Refused(_, Some(ReceiveFault::Length)) => {
-                        Dropped::NoReceive
+                        DropReason::NoReceive
                     }
-                    execute::Failure::Missing => Dropped::Missing,
-                    execute::Failure::Refused(NakCode::RemoteAccessError, _) => Dropped::Access,
-                    execute::Failure::Refused(..) => Dropped::Invalid,
+                    execute::Failure::Missing => DropReason::Missing,
+                    execute::Failure::Refused(NakCode::RemoteAccessError, _) => DropReason::Access,
+                    execute::Failure::Refused(..) => DropReason::Invalid,
                 })
             }
         }

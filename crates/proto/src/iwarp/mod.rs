@@ -26,4 +26,4 @@ pub use framing::Checksum;
 pub use message::{Arrival, AtomicOperation, AtomicRequest, AtomicResponse, Outbound, ReadRequest, Segment};
 pub use reads::{InboundReads, InboundRequest, OutstandingReads, ReadPlacement};
 pub use receiver::{Receiver, Step};
-pub use sender::{Fpdu, Refused, Sender, ZERO_TRAILER};
+pub use sender::{BeginError, Fpdu, Sender, ZERO_TRAILER};

@@ -87,7 +87,7 @@ impl Fpdu {
 /// Why a message was not begun. Nothing has been sent and nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum BeginError {
     /// The peer has not shown that it has the operations of RFC 7306.
     #[error("the peer does not have immediate data and atomic operations (RFC 7306)")]
     NotNegotiated,
@@ -172,19 +172,19 @@ impl Sender {
     /// Starts a message.
     ///
     /// # Errors
-    /// See [`Refused`].
+    /// See [`BeginError`].
     // RFC5041-5.3-1, RFC5040-5.5-4, RFC5040-6.1-1: nothing but whole messages, one after the other.
     #[inline]
-    pub fn begin(&mut self, message: Outbound) -> Result<(), Refused> {
+    pub fn begin(&mut self, message: Outbound) -> Result<(), BeginError> {
         // RFC5040-5.4-4, RFC5041-6.2.1-1
         if self.closed {
-            return Err(Refused::Closed);
+            return Err(BeginError::Closed);
         }
         if self.current.is_some() {
-            return Err(Refused::Busy);
+            return Err(BeginError::Busy);
         }
         if message.opcode().is_extension() && !self.extensions {
-            return Err(Refused::NotNegotiated);
+            return Err(BeginError::NotNegotiated);
         }
         // RFC5040-5.4-4: nothing is sent after a Terminate.
         self.closed = matches!(message, Outbound::Terminate(_));
@@ -196,8 +196,8 @@ impl Sender {
     /// are gathered and sent together.
     ///
     /// # Errors
-    /// See [`Refused`].
-    pub fn only(&mut self, message: Outbound) -> Result<Option<Fpdu>, Refused> {
+    /// See [`BeginError`].
+    pub fn only(&mut self, message: Outbound) -> Result<Option<Fpdu>, BeginError> {
         if message.payload_len() as usize > self.max_payload() {
             return Ok(None);
         }
@@ -216,9 +216,9 @@ impl Sender {
     /// # Errors
     /// [`Refused::Busy`] in the middle of a message.
     // RFC5041-6.2.1-1, RFC5041-6.2.1-4: data handed over goes out before the stream is torn down, and no more is taken.
-    pub fn finish(&mut self) -> Result<(), Refused> {
+    pub fn finish(&mut self) -> Result<(), BeginError> {
         if self.current.is_some() {
-            return Err(Refused::Busy);
+            return Err(BeginError::Busy);
         }
         self.closed = true;
         Ok(())

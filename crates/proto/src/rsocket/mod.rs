@@ -21,6 +21,6 @@ pub use datagram::{
 pub use message::{Mapping, Message, TARGET_LENGTH, Target, from_scale, to_scale};
 pub use ring::Pieces;
 pub use stream::{
-    CONTROL_REQUESTS, Done, Grant, LOW_WATER, MAX_TRANSFER, Offer, Settings, Shut, Stream, TARGETS,
-    Violation, WriteTo,
+    CONTROL_REQUESTS, Grant, LOW_WATER, MAX_TRANSFER, Offer, SendOutcome, Settings, ShutdownSide, Stream,
+    TARGETS, Violation, WriteTo,
 };

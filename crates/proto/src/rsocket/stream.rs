@@ -76,7 +76,7 @@ pub struct Grant {
 
 /// Which direction ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
+pub enum ShutdownSide {
     /// Nothing is read any more.
     Read,
     /// Nothing is sent any more.
@@ -87,7 +87,7 @@ pub enum Shut {
 
 /// What a completion of a send was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum SendOutcome {
     /// Something of the stream.
     Sent,
     /// The last word: the connection has ended in order.
@@ -349,16 +349,16 @@ impl Stream {
     const LAST: u64 = 1 << 41;
 
     /// A request is complete.
-    pub fn completed(&mut self, id: u64) -> Done {
+    pub fn completed(&mut self, id: u64) -> SendOutcome {
         let requests = (id >> 32 & 0xff) as u32;
         if id & Self::CONTROL != 0 {
             self.control = (self.control + requests).min(CONTROL_REQUESTS);
-            return if id & Self::LAST != 0 { Done::Disconnected } else { Done::Sent };
+            return if id & Self::LAST != 0 { SendOutcome::Disconnected } else { SendOutcome::Sent };
         }
         let all = self.settings.send_requests.saturating_sub(CONTROL_REQUESTS);
         self.requests = (self.requests + requests).min(all);
         self.ring.give_back(id as u32 as usize);
-        Done::Sent
+        SendOutcome::Sent
     }
 
     /// Whether everything that was posted is complete.
@@ -465,14 +465,14 @@ impl Stream {
     // ---- the end ----
 
     /// The program ends a direction. What the peer is to be told, if anything: see [`Stream::take_control`].
-    pub fn shut(&mut self, which: Shut) -> Option<Message> {
+    pub fn shut(&mut self, which: ShutdownSide) -> Option<Message> {
         if !self.open {
             return None;
         }
         match which {
-            Shut::Both => (self.reads, self.writes) = (false, false),
-            Shut::Write => self.writes = false,
-            Shut::Read => self.reads = false,
+            ShutdownSide::Both => (self.reads, self.writes) = (false, false),
+            ShutdownSide::Write => self.writes = false,
+            ShutdownSide::Read => self.reads = false,
         }
         match (self.reads, self.writes) {
             (false, false) => Some(Message::Disconnect),
@@ -714,23 +714,23 @@ mod tests {
     #[test]
     fn directions_end() {
         let [mut a, mut b] = pair(SMALL);
-        assert_eq!(a.stream.shut(Shut::Read), None);
+        assert_eq!(a.stream.shut(ShutdownSide::Read), None);
         assert!(a.stream.is_open() && !a.stream.reads() && a.stream.writes());
-        assert_eq!(b.stream.shut(Shut::Write), Some(Message::Shutdown));
+        assert_eq!(b.stream.shut(ShutdownSide::Write), Some(Message::Shutdown));
         let id = b.stream.take_control(Message::Shutdown).unwrap();
-        assert_eq!(b.stream.completed(id), Done::Sent);
+        assert_eq!(b.stream.completed(id), SendOutcome::Sent);
         a.deliver(Message::Shutdown);
         assert_eq!(a.send(&mut b, &[9; 10], 0), 10);
-        assert_eq!(a.stream.shut(Shut::Write), Some(Message::Disconnect));
+        assert_eq!(a.stream.shut(ShutdownSide::Write), Some(Message::Disconnect));
         let id = a.stream.take_control(Message::Disconnect).unwrap();
-        assert_eq!(a.stream.completed(id), Done::Disconnected);
+        assert_eq!(a.stream.completed(id), SendOutcome::Disconnected);
         b.deliver(Message::Disconnect);
         assert!(!b.stream.is_open());
         // What came before is still there.
         assert_eq!(b.read(100), [9; 10]);
         // A shutdown by the peer after ours ends everything, too.
         let [mut a, _] = pair(SMALL);
-        a.stream.shut(Shut::Write);
+        a.stream.shut(ShutdownSide::Write);
         a.deliver(Message::Shutdown);
         assert!(!a.stream.is_open());
         assert_eq!((a.stream.take_control(Message::Keepalive), a.stream.grant()), (None, None));

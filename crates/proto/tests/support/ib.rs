@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, Keep, LocalFault, Loss, Operation, Owes, ReadSource, ReceiveFault,
+    Access, CompletionStatus, Delivery, Keep, LocalFault, Loss, Operation, Owes, ReadSource, ReceiveFault,
     Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost,
     ResponderOptions, Service, Verdict, Window, goes_to_requester,
 };
@@ -52,7 +52,7 @@ pub(crate) struct Program {
     chosen: Option<u32>,
     pub(crate) taken_from: Vec<u32>,
     receiving: Option<Vec<u8>>,
-    pub(crate) deliveries: Vec<(Delivered, Vec<u8>)>,
+    pub(crate) deliveries: Vec<(Delivery, Vec<u8>)>,
     pub(crate) receive_faults: Vec<ReceiveFault>,
     pub(crate) regions: BTreeMap<u32, Region>,
     pub(crate) invalidated: BTreeSet<u32>,
@@ -132,7 +132,7 @@ impl ResponderHost for Program {
         Ok(())
     }
 
-    fn complete_receive(&mut self, delivered: Delivered) {
+    fn complete_receive(&mut self, delivered: Delivery) {
         let mut buffer = self.receiving.take().expect("a receive was taken");
         if delivered.kind == adverb_proto::ib::DeliveryKind::Send {
             buffer.truncate(delivered.length as usize);

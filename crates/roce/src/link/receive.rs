@@ -13,7 +13,7 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::heard::{self, Heard};
 use adverb_core::memory::Source;
 use adverb_core::{log, watch};
-use adverb_proto::ib::{Dropped, Owes, PACKET_COST, Verdict, goes_to_requester};
+use adverb_proto::ib::{DropReason, Owes, PACKET_COST, Verdict, goes_to_requester};
 use adverb_wire::ib::header::NakCode;
 use adverb_wire::ib::icrc::FlowCrc;
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
@@ -38,7 +38,7 @@ impl Link {
                 heard::tell(queues.number, Heard::NoReceiveHere);
             }
             // IB-PKT-52
-            Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
+            Verdict::Dropped(DropReason::NoReceive) => counters.no_receive.add(1),
             Verdict::Dropped(_) => counters.dropped.add(1),
             // It is counted where it cannot be held.
             Verdict::Postponed => {}

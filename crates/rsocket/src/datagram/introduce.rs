@@ -1,6 +1,6 @@
 //! Introductions: datagrams by UDP from and to those who do not know the queue pair yet.
 
-use super::pair::Arrived;
+use super::pair::ArrivedDatagram;
 use super::{Datagram, Inner, udp};
 use adverb_core::error::Result;
 use adverb_core::reactor::{Readiness, Source};
@@ -49,7 +49,7 @@ impl Datagram {
         }
         inner.found(peer, hello.queue_pair)?;
         if hello.kind == HelloKind::Data && inner.arrived.len() < inner.sizes.receives.into() {
-            inner.arrived.push_back(Arrived::Udp { source: peer, data: packet[start..].to_vec() });
+            inner.arrived.push_back(ArrivedDatagram::Udp { source: peer, data: packet[start..].to_vec() });
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use adverb_core::error::{Error, Result};
 use adverb_core::failure::FailureListener;
 use adverb_core::reactor::{READABLE, Token};
 use introduce::Introductions;
-use pair::{Arrived, Pair, Queue, Sizes};
+use pair::{ArrivedDatagram, Pair, Queue, Sizes};
 use peers::Peers;
 #[cfg(any(test, fuzzing))]
 pub(crate) use peers::try_packets;
@@ -48,7 +48,7 @@ pub(crate) struct Inner {
     /// A queue pair for each address of this host that is used.
     pairs: Vec<Pair>,
     peers: Peers,
-    arrived: VecDeque<Arrived>,
+    arrived: VecDeque<ArrivedDatagram>,
     /// Nothing comes and goes any more.
     has_failed: bool,
     /// Not all that has come has been taken in.

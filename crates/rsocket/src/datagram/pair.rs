@@ -79,7 +79,7 @@ pub(super) struct Pair {
 }
 
 /// A datagram that nobody has read.
-pub(super) enum Arrived {
+pub(super) enum ArrivedDatagram {
     /// In a slot of a queue pair.
     Slot {
         pair: usize,
@@ -192,7 +192,7 @@ impl Inner {
         let source = read_source(&head[..seen]);
         // What does not fit is dropped, as with UDP.
         match source.filter(|_| self.arrived.len() < self.sizes.receives.into()) {
-            Some(source) => self.arrived.push_back(Arrived::Slot {
+            Some(source) => self.arrived.push_back(ArrivedDatagram::Slot {
                 pair: place,
                 slot,
                 source: source.address,

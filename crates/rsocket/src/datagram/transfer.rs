@@ -1,6 +1,6 @@
 //! Sending and receiving datagrams (sendto(2), recvfrom(2)).
 
-use super::pair::{Arrived, SLOT};
+use super::pair::{ArrivedDatagram, SLOT};
 use super::{Datagram, Inner};
 use crate::vector::Vector;
 use crate::wait::blocking;
@@ -73,20 +73,20 @@ impl Datagram {
             }
             let Some(front) = inner.arrived.front() else { return Ok(None) };
             let taken = match front {
-                Arrived::Slot { pair, source, start, length, .. } => {
+                ArrivedDatagram::Slot { pair, source, start, length, .. } => {
                     let count = data.left().min(*length);
                     let place = Pieces { first: (*start, count), second: (0, 0) };
                     data.copy_from(&inner.pairs[*pair].receive, place)?;
                     (count, *source)
                 }
-                Arrived::Udp { source, data: bytes } => {
+                ArrivedDatagram::Udp { source, data: bytes } => {
                     let count = data.left().min(bytes.len());
                     data.write(&bytes[..count])?;
                     (count, *source)
                 }
             };
             if flags & libc::MSG_PEEK == 0
-                && let Some(Arrived::Slot { pair, slot, .. }) = inner.arrived.pop_front()
+                && let Some(ArrivedDatagram::Slot { pair, slot, .. }) = inner.arrived.pop_front()
             {
                 inner.pairs[pair].post_receives(pair, [slot].into_iter())?;
             }

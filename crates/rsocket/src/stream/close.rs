@@ -5,7 +5,7 @@ use crate::wait::sleep_until;
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::Identifier;
 use adverb_core::error::{Error, Result};
-use adverb_proto::rsocket::{Message, Shut};
+use adverb_proto::rsocket::{Message, ShutdownSide};
 
 /// Where the end of a direction stands.
 enum Ending {
@@ -22,9 +22,9 @@ impl Stream {
     /// EINVAL for a direction that there is not; ENOTCONN.
     pub fn shutdown(&self, how: i32) -> Result<()> {
         let which = match how {
-            libc::SHUT_RD => Shut::Read,
-            libc::SHUT_WR => Shut::Write,
-            libc::SHUT_RDWR => Shut::Both,
+            libc::SHUT_RD => ShutdownSide::Read,
+            libc::SHUT_WR => ShutdownSide::Write,
+            libc::SHUT_RDWR => ShutdownSide::Both,
             _ => return Err(Error::invalid(format!("there is no direction {how}"))),
         };
         self.end_keepalive();
@@ -47,7 +47,7 @@ impl Stream {
         let message = {
             let mut inner = self.lock();
             let open = inner.phase == Phase::Open;
-            inner.link.as_mut().filter(|_| open).and_then(|link| link.stream.shut(Shut::Both))
+            inner.link.as_mut().filter(|_| open).and_then(|link| link.stream.shut(ShutdownSide::Both))
         };
         if message.is_some() {
             self.finish(message);

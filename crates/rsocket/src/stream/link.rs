@@ -15,7 +15,7 @@ use adverb_core::request::{
     Completion, CompletionFlags, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status,
 };
 use adverb_proto::rsocket::{
-    self as proto, CONTROL_REQUESTS, Connect, Done, Mapping, Message, Offer, Settings, TARGET_LENGTH,
+    self as proto, CONTROL_REQUESTS, Connect, Mapping, Message, Offer, SendOutcome, Settings, TARGET_LENGTH,
     TARGETS, Target, WriteTo,
 };
 use std::sync::Arc;
@@ -322,7 +322,7 @@ impl Link {
         let done = self.stream.completed(completion.wr_id);
         if completion.status != Status::Success {
             fail(self, phase, error, libc::EIO, &completion.status);
-        } else if done == Done::Disconnected {
+        } else if done == SendOutcome::Disconnected {
             self.stream.close();
             if *phase == Phase::Open {
                 *phase = Phase::Disconnected;

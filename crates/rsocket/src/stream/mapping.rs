@@ -11,7 +11,7 @@ use adverb_proto::rsocket::{Mapping, Target};
 use std::sync::Arc;
 
 /// Memory of the program that is mapped.
-pub(super) struct Mapped {
+pub(super) struct MappedRegion {
     region: Arc<MemoryRegion>,
     offset: u64,
     /// Its entry in the peer's table; none if only this side uses it.
@@ -52,7 +52,7 @@ impl Stream {
         let region =
             unsafe { MemoryRegion::register(domain, address, length as u64, address as u64, access)? };
         let offset = if offset == -1 { address as i64 } else { offset };
-        mapped.push(Mapped { region, offset: offset as u64, index, untold: remote });
+        mapped.push(MappedRegion { region, offset: offset as u64, index, untold: remote });
         Ok(offset)
     }
 
@@ -60,8 +60,9 @@ impl Stream {
     pub fn unmap(&self, address: usize, length: usize) -> Result<()> {
         let _whole = CancellationGuard::new();
         let mut inner = self.lock();
-        let fits =
-            |mapped: &Mapped| mapped.region.address() == address && mapped.region.length() == length as u64;
+        let fits = |mapped: &MappedRegion| {
+            mapped.region.address() == address && mapped.region.length() == length as u64
+        };
         let Some(place) = inner.mapped.iter().position(fits) else {
             return Err(Error::invalid("no mapping has these bytes"));
         };

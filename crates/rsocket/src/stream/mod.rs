@@ -19,7 +19,7 @@ use adverb_core::error::{Error, Result};
 use keepalive::Keepalive;
 use link::Link;
 pub(crate) use link::queue_pair;
-use mapping::Mapped;
+use mapping::MappedRegion;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -42,7 +42,7 @@ pub(crate) struct Inner {
     /// From the attempt to connect on.
     pub(crate) link: Option<Link>,
     listener: Option<Arc<Listener>>,
-    mapped: Vec<Mapped>,
+    mapped: Vec<MappedRegion>,
     /// For SO_ERROR.
     pub(crate) error: i32,
     /// Not all that has come has been taken in.

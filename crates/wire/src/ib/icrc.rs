@@ -164,7 +164,7 @@ pub struct Flow {
 
 /// What a UDP receiver is not told about a datagram, as its CRC shows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hidden {
+pub struct HiddenFields {
     /// Identification of the IPv4 header; 0 over IPv6.
     pub identification: u16,
     /// The flag "don't fragment"; true over IPv6.
@@ -236,13 +236,13 @@ impl FlowCrc {
     /// Checks a whole UDP payload, from the base transport header to the CRC, and finds what the receiver was not told.
     /// `None` if no identification makes the CRC right. The time does not depend on the identification, but is least
     /// for 0 with "don't fragment".
-    pub fn identify(&self, udp_payload: &[u8]) -> Option<Hidden> {
+    pub fn identify(&self, udp_payload: &[u8]) -> Option<HiddenFields> {
         self.identify_near(udp_payload, 0)
     }
 
     /// The same, in the least time for the identification `guess` with "don't fragment".
     #[inline]
-    pub fn identify_near(&self, udp_payload: &[u8], guess: u16) -> Option<Hidden> {
+    pub fn identify_near(&self, udp_payload: &[u8], guess: u16) -> Option<HiddenFields> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_LEN>()?;
         if packet.len() < BTH_LEN || udp_payload.len() + UDP_LEN + IPV4_LEN > u16::MAX as usize {
             return None;
@@ -251,7 +251,10 @@ impl FlowCrc {
         icrc.begin(packet);
         let difference = icrc.finish() ^ u32::from_le_bytes(*received);
         if difference == 0 {
-            return Some(Hidden { identification: if self.ipv4 { guess } else { 0 }, dont_fragment: true });
+            return Some(HiddenFields {
+                identification: if self.ipv4 { guess } else { 0 },
+                dont_fragment: true,
+            });
         }
         if !self.ipv4 {
             return None;
@@ -262,7 +265,7 @@ impl FlowCrc {
         // What the identification's two bytes differ from those of the guess in are now the coefficients of 1 to x^15; all others must be 0.
         let hidden = |unwound: u32, dont_fragment| {
             let identification = ((unwound >> 16) as u16).swap_bytes() ^ guess;
-            (unwound as u16 == 0).then_some(Hidden { identification, dont_fragment })
+            (unwound as u16 == 0).then_some(HiddenFields { identification, dont_fragment })
         };
         // ROCE-18
         hidden(unwound, true).or_else(|| hidden(unwound ^ FLAG, false))
@@ -434,7 +437,7 @@ mod tests {
         let sealed = sealed(&IPV4, 77, false, &packet(16));
         assert_eq!(
             FlowCrc::new(&mapped).identify(&sealed),
-            Some(Hidden { identification: 77, dont_fragment: false })
+            Some(HiddenFields { identification: 77, dont_fragment: false })
         );
     }
 
@@ -450,10 +453,10 @@ mod tests {
                     ^ product(identification_at(identification), factor(packet.len()));
                 let mut sealed = zero.clone();
                 sealed[28..].copy_from_slice(&crc.to_le_bytes());
-                assert_eq!(flow.identify(&sealed), Some(Hidden { identification, dont_fragment }));
+                assert_eq!(flow.identify(&sealed), Some(HiddenFields { identification, dont_fragment }));
                 for guess in [identification, identification ^ 0x8001, !0] {
                     let found = flow.identify_near(&sealed, guess);
-                    assert_eq!(found, Some(Hidden { identification, dont_fragment }), "{guess}");
+                    assert_eq!(found, Some(HiddenFields { identification, dont_fragment }), "{guess}");
                 }
                 if identification % 16 == 0 {
                     sealed[28] ^= 1;
@@ -549,12 +552,12 @@ mod tests {
                 let zero = reference(&IPV4, 0, dont_fragment, body);
                 (0..=u16::MAX).find_map(|identification| {
                     (zero ^ product(identification_at(identification), factor) == crc)
-                        .then_some(Hidden { identification, dont_fragment })
+                        .then_some(HiddenFields { identification, dont_fragment })
                 })
             });
             prop_assert_eq!(FlowCrc::new(&IPV4).identify(&sealed), by_trying);
             if damage.is_none() {
-                prop_assert_eq!(by_trying, Some(Hidden { identification, dont_fragment }));
+                prop_assert_eq!(by_trying, Some(HiddenFields { identification, dont_fragment }));
             }
         }
 

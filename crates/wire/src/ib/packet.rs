@@ -12,7 +12,7 @@ use super::opcode::{Extensions, Opcode, Operation};
 
 /// Why bytes are not a packet. Such a packet is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Malformed {
+pub enum PacketError {
     /// Shorter than a base transport header and an ICRC, or not a number of whole words.
     Length,
     /// The version of the transport headers is not zero.
@@ -25,19 +25,19 @@ pub enum Malformed {
     Payload,
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for PacketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Malformed::Length => "the packet's length is not one that packets have",
-            Malformed::Version => "the transport header's version is unknown",
-            Malformed::Opcode => "the opcode is unknown",
-            Malformed::Extensions => "an extension header is cut off",
-            Malformed::Payload => "the payload is not of the length that the headers say",
+            PacketError::Length => "the packet's length is not one that packets have",
+            PacketError::Version => "the transport header's version is unknown",
+            PacketError::Opcode => "the opcode is unknown",
+            PacketError::Extensions => "an extension header is cut off",
+            PacketError::Payload => "the payload is not of the length that the headers say",
         })
     }
 }
 
-impl core::error::Error for Malformed {}
+impl core::error::Error for PacketError {}
 
 /// The payload of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,28 +88,28 @@ impl<'a> Packet<'a> {
     /// which is not verified here.
     ///
     /// # Errors
-    /// See [`Malformed`].
+    /// See [`PacketError`].
     #[inline]
-    pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, PacketError> {
         // IB-PKT-38
-        let (bth, rest) = Bth::ref_from_prefix(bytes).map_err(|_| Malformed::Length)?;
-        let body = rest.len().checked_sub(ICRC_LEN).ok_or(Malformed::Length)?;
+        let (bth, rest) = Bth::ref_from_prefix(bytes).map_err(|_| PacketError::Length)?;
+        let body = rest.len().checked_sub(ICRC_LEN).ok_or(PacketError::Length)?;
         // IB-PKT-37
         if body % 4 != 0 {
-            return Err(Malformed::Length);
+            return Err(PacketError::Length);
         }
         if bth.version() != 0 {
             // IB-PKT-4
-            return Err(Malformed::Version);
+            return Err(PacketError::Version);
         }
         // IB-PKT-20, IB-RC-RSP-14
-        let opcode = bth.opcode().ok_or(Malformed::Opcode)?;
+        let opcode = bth.opcode().ok_or(PacketError::Opcode)?;
         let (extensions, padded) =
-            rest[..body].split_at_checked(opcode.extensions().len()).ok_or(Malformed::Extensions)?;
-        let len = padded.len().checked_sub(bth.pad()).ok_or(Malformed::Payload)?;
+            rest[..body].split_at_checked(opcode.extensions().len()).ok_or(PacketError::Extensions)?;
+        let len = padded.len().checked_sub(bth.pad()).ok_or(PacketError::Payload)?;
         // IB-PKT-41, IB-RC-RSP-18
         if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != len || bth.pad() != 0) {
-            return Err(Malformed::Payload);
+            return Err(PacketError::Payload);
         }
         Ok(Packet { bth, opcode, extensions, payload: Payload::Here(&padded[..len]) })
     }
@@ -118,23 +118,23 @@ impl<'a> Packet<'a> {
     /// headers, or else this one.
     ///
     /// # Errors
-    /// See [`Malformed`].
+    /// See [`PacketError`].
     #[inline]
-    pub fn assemble(headers: &'a [u8], payload: Payload<'a>) -> Result<Packet<'a>, Malformed> {
-        let (bth, extensions) = Bth::ref_from_prefix(headers).map_err(|_| Malformed::Length)?;
+    pub fn assemble(headers: &'a [u8], payload: Payload<'a>) -> Result<Packet<'a>, PacketError> {
+        let (bth, extensions) = Bth::ref_from_prefix(headers).map_err(|_| PacketError::Length)?;
         if bth.version() != 0 {
-            return Err(Malformed::Version);
+            return Err(PacketError::Version);
         }
-        let opcode = bth.opcode().ok_or(Malformed::Opcode)?;
+        let opcode = bth.opcode().ok_or(PacketError::Opcode)?;
         let (extensions, rest) =
-            extensions.split_at_checked(opcode.extensions().len()).ok_or(Malformed::Extensions)?;
+            extensions.split_at_checked(opcode.extensions().len()).ok_or(PacketError::Extensions)?;
         let payload = match (rest.is_empty(), payload.is_empty()) {
             (true, _) => payload,
             (false, true) => Payload::Here(rest),
-            (false, false) => return Err(Malformed::Extensions),
+            (false, false) => return Err(PacketError::Extensions),
         };
         if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != payload.len()) {
-            return Err(Malformed::Payload);
+            return Err(PacketError::Payload);
         }
         Ok(Packet { bth, opcode, extensions, payload })
     }
@@ -298,14 +298,14 @@ mod tests {
         let parsed = Packet::parse(&whole).unwrap();
         assert_eq!((apart, behind), (parsed, parsed));
         assert_eq!(Packet::assemble(headers, Payload::Elsewhere(8)).unwrap().payload().bytes(), None);
-        assert_eq!(Packet::assemble(headers, Payload::Elsewhere(9)), Err(Malformed::Payload));
+        assert_eq!(Packet::assemble(headers, Payload::Elsewhere(9)), Err(PacketError::Payload));
         assert_eq!(
             Packet::assemble(&whole[..whole.len() - ICRC_LEN], Payload::Elsewhere(8)),
-            Err(Malformed::Extensions)
+            Err(PacketError::Extensions)
         );
         assert_eq!(
             Packet::assemble(&headers[..headers.len() - 1], Payload::Elsewhere(8)),
-            Err(Malformed::Extensions)
+            Err(PacketError::Extensions)
         );
     }
 
@@ -363,21 +363,21 @@ mod tests {
     #[test]
     fn what_is_cut_off_or_too_long_is_malformed() {
         let read = packet(0x0c, 0, &[]);
-        assert_eq!(Packet::parse(&read[..8]), Err(Malformed::Length));
-        assert_eq!(Packet::parse(&read[..12]), Err(Malformed::Length));
-        assert_eq!(Packet::parse(&read[..read.len() - 1]), Err(Malformed::Length));
-        assert_eq!(Packet::parse(&read[..read.len() - 4]), Err(Malformed::Extensions));
-        assert_eq!(Packet::parse(&packet(0x0c, 0, &[0; 4])), Err(Malformed::Payload));
-        assert_eq!(Packet::parse(&packet(0x1d, 0, &[0; 7])), Err(Malformed::Payload));
+        assert_eq!(Packet::parse(&read[..8]), Err(PacketError::Length));
+        assert_eq!(Packet::parse(&read[..12]), Err(PacketError::Length));
+        assert_eq!(Packet::parse(&read[..read.len() - 1]), Err(PacketError::Length));
+        assert_eq!(Packet::parse(&read[..read.len() - 4]), Err(PacketError::Extensions));
+        assert_eq!(Packet::parse(&packet(0x0c, 0, &[0; 4])), Err(PacketError::Payload));
+        assert_eq!(Packet::parse(&packet(0x1d, 0, &[0; 7])), Err(PacketError::Payload));
         let mut send = packet(0x04, 0, &[]);
         send[1] |= 0x10;
-        assert_eq!(Packet::parse(&send), Err(Malformed::Payload));
+        assert_eq!(Packet::parse(&send), Err(PacketError::Payload));
         send[1] = 0x01;
-        assert_eq!(Packet::parse(&send), Err(Malformed::Version));
+        assert_eq!(Packet::parse(&send), Err(PacketError::Version));
         send[1] = 0;
         send[0] = 0x15;
-        assert_eq!(Packet::parse(&send), Err(Malformed::Opcode));
-        assert!(!Malformed::Opcode.to_string().is_empty());
+        assert_eq!(Packet::parse(&send), Err(PacketError::Opcode));
+        assert!(!PacketError::Opcode.to_string().is_empty());
     }
 
     proptest! {

@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// What a program says.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) struct Measured {
+pub(super) struct PerftestResult {
     /// Nanoseconds, the median; not a number of programs that measure throughput.
     pub(super) latency: f64,
     /// Messages per second; not a number of programs that measure latency.
@@ -26,7 +26,12 @@ pub(super) fn missing() -> Option<String> {
 }
 
 /// Runs a program with so many messages of a size, and more options.
-pub(super) fn run(program: &str, size: usize, count: usize, options: &[&str]) -> Result<Measured, String> {
+pub(super) fn run(
+    program: &str,
+    size: usize,
+    count: usize,
+    options: &[&str],
+) -> Result<PerftestResult, String> {
     let own = std::env::current_exe().map_err(|error| format!("finding this program: {error}"))?;
     let port = programs::free_port()?;
     let command = || {
@@ -43,7 +48,7 @@ pub(super) fn run(program: &str, size: usize, count: usize, options: &[&str]) ->
 }
 
 /// "bytes iterations min max typical ..." in microseconds, or "bytes iterations peak average rate" with millions of messages per second.
-fn parse(program: &str, line: &str, size: usize, count: usize) -> Option<Measured> {
+fn parse(program: &str, line: &str, size: usize, count: usize) -> Option<PerftestResult> {
     let numbers: Option<Vec<f64>> = line.split_ascii_whitespace().map(|field| field.parse().ok()).collect();
     let numbers = numbers?;
     if numbers.first() != Some(&(size as f64)) || numbers.get(1) != Some(&(count as f64)) {
@@ -51,8 +56,8 @@ fn parse(program: &str, line: &str, size: usize, count: usize) -> Option<Measure
     }
     let number = *numbers.get(4)?;
     Some(match program.ends_with("_lat") {
-        true => Measured { latency: number * 1e3, rate: f64::NAN },
-        false => Measured { latency: f64::NAN, rate: number * 1e6 },
+        true => PerftestResult { latency: number * 1e3, rate: f64::NAN },
+        false => PerftestResult { latency: f64::NAN, rate: number * 1e6 },
     })
 }
 

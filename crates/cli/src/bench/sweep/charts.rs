@@ -119,7 +119,7 @@ impl Charts {
     }
 
     /// Adds what UCX did.
-    pub(super) fn ucx(&mut self, test: &UcxTest, found: &ucx::Measured) {
+    pub(super) fn ucx(&mut self, test: &UcxTest, found: &ucx::UcxResult) {
         let (size, pair) = (found.test.size, self.pair(test.section));
         if test.latency {
             pair.latency.add(Sample::new(UCX, size, Unit::Nanoseconds, found.latency).into_yardstick());

@@ -60,7 +60,7 @@ pub(super) enum Carrier {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Told {
+enum WorkerReport {
     Carrier(Carrier),
     /// Times, and how often each was met.
     Times(Vec<(u64, u64)>),
@@ -74,14 +74,14 @@ pub(super) enum Outcome {
 }
 
 /// The process, as the one that directs it sees it.
-pub(super) struct Worker(Child<Ask, Told>);
+pub(super) struct Worker(Child<Ask, WorkerReport>);
 
 impl Worker {
     /// Starts it and its target. Also says what carries messages from one to the other.
     pub(super) fn start(device: &str, environment: &[(&str, &str)]) -> Result<(Self, Carrier), String> {
         let mut child = Child::start("measuring process", &["bench", "--worker"], environment)?;
         match child.ask(&Ask::Open(device.to_owned()), Instant::now() + 3 * PEER_TIMEOUT)? {
-            Told::Carrier(carrier) => Ok((Self(child), carrier)),
+            WorkerReport::Carrier(carrier) => Ok((Self(child), carrier)),
             _ => Err("a wrong answer".into()),
         }
     }
@@ -89,13 +89,13 @@ impl Worker {
     /// Measures.
     pub(super) fn measure(&mut self, task: Task) -> Result<Outcome, String> {
         match self.0.ask(&Ask::Measure(task), Instant::now() + 6 * PEER_TIMEOUT)? {
-            Told::Times(found) => {
+            WorkerReport::Times(found) => {
                 let mut times = times();
                 found.into_iter().for_each(|(time, count)| times.saturating_record_n(time, count));
                 Ok(Outcome::Times(times))
             }
-            Told::Rate(rate) => Ok(Outcome::Rate(rate)),
-            Told::Carrier(_) => Err("a wrong answer".into()),
+            WorkerReport::Rate(rate) => Ok(Outcome::Rate(rate)),
+            WorkerReport::Carrier(_) => Err("a wrong answer".into()),
         }
     }
 }
@@ -107,7 +107,7 @@ pub(in crate::bench) fn serve(limit: Duration) {
         Ask::Open(name) => {
             device = name;
             let session = opened(&mut session, &device, Shape::USUAL)?;
-            carrier(session).map(Told::Carrier)
+            carrier(session).map(WorkerReport::Carrier)
         }
         Ask::Measure(task) => {
             let sends = task.operation == Operation::Send;
@@ -163,7 +163,7 @@ fn counter(session: &Session, wanted: &str) -> u64 {
 /// The most messages of a stream.
 const MOST: usize = 1 << 20;
 
-fn measure(session: &mut Session, task: Task) -> Result<Told, String> {
+fn measure(session: &mut Session, task: Task) -> Result<WorkerReport, String> {
     let Task { operation, quantity, size, milliseconds } = task;
     if operation == Operation::Udp && size > LONGEST_DATAGRAM {
         return Err(format!("no datagram of {size} bytes"));
@@ -177,7 +177,7 @@ fn measure(session: &mut Session, task: Task) -> Result<Told, String> {
             let times = latency(session, operation, size, (count as usize).clamp(16, 20_000))?;
             let found =
                 times.iter_recorded().map(|value| (value.value_iterated_to(), value.count_at_value()));
-            Ok(Told::Times(found.collect()))
+            Ok(WorkerReport::Times(found.collect()))
         }
         Quantity::Rate => {
             // More and more, until the start of it no longer matters.
@@ -188,7 +188,7 @@ fn measure(session: &mut Session, task: Task) -> Result<Told, String> {
                 let took = (size * blocks.count) as f64 / found;
                 let factor = time.as_secs_f64() / took;
                 if factor < 2.0 || blocks.count >= MOST {
-                    return Ok(Told::Rate(found));
+                    return Ok(WorkerReport::Rate(found));
                 }
                 let more = blocks.count as f64 * factor.min(20.0);
                 blocks.count = (more as usize).clamp(step, MOST).next_multiple_of(step);

@@ -1,6 +1,6 @@
 //! What it takes to wake another process, and to be woken: the least that anything that is driven by events can take.
 
-use super::twin::{self, APART, Shared};
+use super::twin::{self, APART, SharedMemory};
 use crate::bench::session::{Times, times};
 use std::io::Error;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,7 +18,8 @@ pub(in crate::bench) enum Way {
 
 /// One way, both processes asleep whenever they wait.
 pub(in crate::bench) fn ping_pong(way: Way, rounds: usize) -> Result<Times, String> {
-    let make = || -> std::io::Result<_> { Ok((Bell::new()?, Bell::new()?, Shared::new(2 * APART * 8)?)) };
+    let make =
+        || -> std::io::Result<_> { Ok((Bell::new()?, Bell::new()?, SharedMemory::new(2 * APART * 8)?)) };
     let (ping, pong, shared) = make().map_err(|error| error.to_string())?;
     let (here, there) = (shared.word(0), shared.word(APART));
     let mut times = times();

@@ -1,6 +1,6 @@
 //! What memory itself does: a copy, and a line that goes from one processor's cache to another's.
 
-use super::twin::{self, APART, Shared, spin};
+use super::twin::{self, APART, SharedMemory, spin};
 use crate::bench::session::{Times, times};
 use crate::bench::stream::Blocks;
 use crate::pair::link::SHARED;
@@ -23,7 +23,7 @@ pub(in crate::bench) fn copy(blocks: Blocks) -> f64 {
 /// bytes there is nothing but the word.
 pub(in crate::bench) fn ping_pong(size: usize, rounds: usize) -> Result<Times, String> {
     let head = 2 * APART * 8;
-    let shared = Shared::new(head + 2 * size).map_err(|error| error.to_string())?;
+    let shared = SharedMemory::new(head + 2 * size).map_err(|error| error.to_string())?;
     let bytes = vec![1u8; size];
     let (ping, pong) = (shared.word(0), shared.word(APART));
     let put = |place| {

@@ -9,12 +9,12 @@ use std::time::Instant;
 pub(super) const APART: usize = 16;
 
 /// Memory that both processes have.
-pub(super) struct Shared {
+pub(super) struct SharedMemory {
     start: *mut u8,
     length: usize,
 }
 
-impl Shared {
+impl SharedMemory {
     /// So many bytes, all of them there.
     pub(super) fn new(length: usize) -> Result<Self> {
         let (protection, flags) =
@@ -43,7 +43,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing points into it any more.
         unsafe { libc::munmap(self.start.cast(), self.length) };

@@ -20,7 +20,7 @@ pub(in crate::bench) struct Test {
 
 /// What came of a test.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(in crate::bench) struct Measured {
+pub(in crate::bench) struct UcxResult {
     pub(in crate::bench) test: Test,
     /// Nanoseconds, the median.
     pub(in crate::bench) latency: f64,
@@ -34,7 +34,7 @@ pub(in crate::bench) fn missing() -> Option<&'static str> {
 }
 
 /// Runs tests one after the other, in one pair of processes.
-pub(in crate::bench) fn run(tests: &[Test]) -> Result<Vec<Measured>, String> {
+pub(in crate::bench) fn run(tests: &[Test]) -> Result<Vec<UcxResult>, String> {
     let file = std::env::temp_dir().join(format!("adverb-bench-{}.ucx", std::process::id()));
     let lines = tests.iter().enumerate().map(|(index, Test { name, size, count })| {
         format!("{index} -t {name} -s {size} -n {count} -w {}\n", count / 10 + 1)
@@ -53,7 +53,7 @@ pub(in crate::bench) fn run(tests: &[Test]) -> Result<Vec<Measured>, String> {
     let printed = programs::pair(command(), client, port, LIMIT);
     let _ = std::fs::remove_file(&file);
     let printed = printed?;
-    let found: Vec<Measured> = printed.lines().filter_map(|line| parse(line, tests)).collect();
+    let found: Vec<UcxResult> = printed.lines().filter_map(|line| parse(line, tests)).collect();
     match found.len() == tests.len() {
         true => Ok(found),
         false => Err(format!("{PROGRAM} has printed {} of {} results", found.len(), tests.len())),
@@ -61,11 +61,11 @@ pub(in crate::bench) fn run(tests: &[Test]) -> Result<Vec<Measured>, String> {
 }
 
 /// "index,iterations,median,average,overall latency,average,overall bandwidth,average,overall rate", times in microseconds.
-fn parse(line: &str, tests: &[Test]) -> Option<Measured> {
+fn parse(line: &str, tests: &[Test]) -> Option<UcxResult> {
     let fields: Vec<&str> = line.split(',').collect();
     let number = |index: usize| fields.get(index)?.trim().parse::<f64>().ok();
     let test = *tests.get(fields.first()?.parse::<usize>().ok()?)?;
-    Some(Measured { test, latency: number(2)? * 1e3, rate: number(8)? })
+    Some(UcxResult { test, latency: number(2)? * 1e3, rate: number(8)? })
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
     fn lines_are_understood() {
         let tests = [Test { name: "tag_lat", size: 8, count: 1000 }];
         let line = "0,1000,0.634,26.352,502.121,0.29,0.02,37948,1992";
-        assert_eq!(parse(line, &tests), Some(Measured { test: tests[0], latency: 634.0, rate: 1992.0 }));
+        assert_eq!(parse(line, &tests), Some(UcxResult { test: tests[0], latency: 634.0, rate: 1992.0 }));
         assert_eq!(parse("/tmp/x,iterations,50.0_percentile_lat", &tests), None);
         assert_eq!(parse("1,2,3,4,5,6,7,8,9", &tests), None);
     }

@@ -26,7 +26,7 @@ fn strangers_change_nothing() {
     for (from, local, remote) in [(STRANGER, a, b), (ACTIVE, c + 1, b), (ACTIVE, a, d)] {
         for message in messages(local, remote) {
             let bytes = message.to_mad(0).to_bytes();
-            assert_eq!(pair.passive.receive(&bytes, from, ZERO), Err(Ignored::Unknown), "{message:?}");
+            assert_eq!(pair.passive.receive(&bytes, from, ZERO), Err(IgnoreReason::Unknown), "{message:?}");
         }
     }
     assert_eq!(events(&mut pair.passive), []);
@@ -58,7 +58,7 @@ fn who_has_not_got_the_request_answers_nothing() {
     for answer in answers {
         for guess in [0, a.into(), transaction ^ 1 << 32] {
             let bytes = answer.to_mad(guess).to_bytes();
-            assert_eq!(pair.active.receive(&bytes, PASSIVE, ZERO), Err(Ignored::Unknown), "{answer:?}");
+            assert_eq!(pair.active.receive(&bytes, PASSIVE, ZERO), Err(IgnoreReason::Unknown), "{answer:?}");
         }
     }
     assert_eq!((events(&mut pair.active), pair.active.deadline()), (vec![], deadline));
@@ -104,10 +104,10 @@ fn unanswered_requests_are_bounded() {
     for number in 1..=4 {
         assert_eq!(ask(&mut pair.passive, number), Ok(()));
     }
-    assert_eq!(ask(&mut pair.passive, 5), Err(Ignored::Full));
+    assert_eq!(ask(&mut pair.passive, 5), Err(IgnoreReason::Full));
     let sidr = SidrReq { request_id: 1, service_id: service(), ..SidrReq::default() };
     let bytes = Message::from(sidr).to_mad(1).to_bytes();
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Full));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::Full));
     let [Event::Request { connection, .. }, ..] = events(&mut pair.passive)[..] else { panic!() };
     pair.passive.accept(connection, &rep(), ZERO).unwrap();
     assert_eq!(ask(&mut pair.passive, 5), Ok(()));
@@ -128,7 +128,7 @@ fn a_peer_that_asks_for_everything_keeps_nobody_out() {
     for _ in 0..4 {
         assert_eq!(ask(&mut pair.passive, ACTIVE), Ok(()));
     }
-    assert_eq!(ask(&mut pair.passive, ACTIVE), Err(Ignored::Full));
+    assert_eq!(ask(&mut pair.passive, ACTIVE), Err(IgnoreReason::Full));
     let first = match events(&mut pair.passive)[..] {
         [Event::Request { connection, .. }, _, _, _] => connection,
         ref other => panic!("{other:?}"),
@@ -146,7 +146,7 @@ fn a_peer_that_asks_for_everything_keeps_nobody_out() {
     let bytes = Message::from(sidr).to_mad(1).to_bytes();
     assert_eq!(pair.passive.receive(&bytes, STRANGER, ZERO), Ok(()));
     for peer in [STRANGER, ACTIVE] {
-        assert_eq!(ask(&mut pair.passive, peer), Err(Ignored::Full));
+        assert_eq!(ask(&mut pair.passive, peer), Err(IgnoreReason::Full));
     }
     assert_eq!(pair.passive.len(), 4);
 }
@@ -166,7 +166,7 @@ fn a_peer_with_many_names_has_one_share() {
     for peer in 0x11..=0x14 {
         assert_eq!(ask(&mut passive, peer), Ok(()));
     }
-    assert_eq!(ask(&mut passive, 0x15), Err(Ignored::Full));
+    assert_eq!(ask(&mut passive, 0x15), Err(IgnoreReason::Full));
     let [Event::Request { .. }, Event::Request { connection: second, peer: 0x12, .. }, ..] =
         events(&mut passive)[..]
     else {
@@ -180,10 +180,10 @@ fn a_peer_with_many_names_has_one_share() {
     assert_eq!(passive.accept(second, &rep(), ZERO), Err(Error::Unknown));
     // An answer frees a place of the group.
     let [Event::Request { connection, peer: 0x21, .. }, _] = events(&mut passive)[..] else { panic!() };
-    assert_eq!(ask(&mut passive, 0x23), Err(Ignored::Full));
+    assert_eq!(ask(&mut passive, 0x23), Err(IgnoreReason::Full));
     passive.accept(connection, &rep(), ZERO).unwrap();
     assert_eq!(ask(&mut passive, 0x23), Ok(()));
-    assert_eq!(ask(&mut passive, 0x23), Err(Ignored::Full));
+    assert_eq!(ask(&mut passive, 0x23), Err(IgnoreReason::Full));
 }
 
 /// The members of a group share out what the group has: one that has all of it keeps no other out, and those that ask little lose nothing.
@@ -207,11 +207,11 @@ fn a_member_of_a_group_keeps_no_other_member_out() {
     assert_eq!(refused(&mut passive), [0x10]);
     assert_eq!(ask(&mut passive, 0x20), Ok(()), "another group has all places");
     assert_eq!(refused(&mut passive), [0x11], "the oldest of the member that has the most");
-    assert_eq!(ask(&mut passive, 0x17), Err(Ignored::Full), "nobody has two more");
+    assert_eq!(ask(&mut passive, 0x17), Err(IgnoreReason::Full), "nobody has two more");
     assert_eq!(ask(&mut passive, 0x18), Ok(()));
     assert_eq!(refused(&mut passive), [0x10]);
     for peer in [0x10, 0x15, 0x16, 0x19, 0x1a] {
-        assert_eq!(ask(&mut passive, peer), Err(Ignored::Full), "all members have one");
+        assert_eq!(ask(&mut passive, peer), Err(IgnoreReason::Full), "all members have one");
     }
     assert_eq!(ask(&mut passive, 0x20), Ok(()));
     assert_eq!(refused(&mut passive), [0x14], "the oldest of all");
@@ -248,7 +248,7 @@ fn a_place_that_is_taken_is_one_in_the_table() {
     for number in 1..=2 {
         assert_eq!(passive.receive(&req(number), ACTIVE, ZERO), Ok(()));
     }
-    assert_eq!(passive.receive(&req(3), STRANGER, ZERO), Err(Ignored::Full));
+    assert_eq!(passive.receive(&req(3), STRANGER, ZERO), Err(IgnoreReason::Full));
     assert_eq!((sent(&mut passive), passive.len()), (vec![], 2));
 }
 
@@ -320,9 +320,9 @@ fn connections_are_bounded_and_numbered() {
     assert_ne!(id, 0);
     let bytes = Message::from(req()).to_mad(0).to_bytes();
     few.listen(service(), 1).unwrap();
-    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Malformed));
+    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::Malformed));
     let bytes = Message::from(Req { local_communication_id: 1, ..req() }).to_mad(0).to_bytes();
-    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Full));
+    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::Full));
 }
 
 #[test]
@@ -345,10 +345,10 @@ fn calls_in_the_wrong_state() {
 fn what_is_no_message_is_ignored() {
     let mut manager: Manager<u8> = Manager::new(config(ACTIVE));
     let lap = Header::new(class::COMMUNICATION, 2, method::SEND, 0, 0x19);
-    assert_eq!(manager.receive(&Mad::new(lap).to_bytes(), PASSIVE, ZERO), Err(Ignored::Unknown));
+    assert_eq!(manager.receive(&Mad::new(lap).to_bytes(), PASSIVE, ZERO), Err(IgnoreReason::Unknown));
     let other = Header::new(class::PERFORMANCE, 1, method::GET, 0, 0x10);
-    assert_eq!(manager.receive(&Mad::new(other).to_bytes(), PASSIVE, ZERO), Err(Ignored::Malformed));
-    assert_eq!(manager.receive(&[], PASSIVE, ZERO), Err(Ignored::Malformed));
+    assert_eq!(manager.receive(&Mad::new(other).to_bytes(), PASSIVE, ZERO), Err(IgnoreReason::Malformed));
+    assert_eq!(manager.receive(&[], PASSIVE, ZERO), Err(IgnoreReason::Malformed));
     assert_eq!(manager.poll_transmit(), None);
 }
 

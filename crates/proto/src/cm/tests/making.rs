@@ -199,7 +199,7 @@ fn a_program_that_takes_its_time() {
     assert!(pair.active.deadline().unwrap() >= at + long);
     // A second one changes nothing.
     let bytes = Message::from(mra).to_mad(pair.active.connections[&a].transaction_id).to_bytes();
-    assert_eq!(pair.active.receive(&bytes, PASSIVE, at + long), Err(Ignored::State));
+    assert_eq!(pair.active.receive(&bytes, PASSIVE, at + long), Err(IgnoreReason::State));
     // The retries are no more for it.
     pair.active.handle_timeout(EVER);
     assert!(matches!(pair.forth()[..], [Message::Req(_)]));

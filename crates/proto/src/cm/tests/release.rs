@@ -11,7 +11,7 @@ fn a_wish_to_release_that_comes_again() {
     let (_, bytes) = pair.active.poll_transmit().unwrap();
     pair.passive.receive(&bytes, ACTIVE, ZERO).unwrap();
     assert_eq!(events(&mut pair.passive), [Event::Disconnected { connection: b, asked: true }]);
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::State));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::State));
     pair.passive.disconnect(b, ZERO).unwrap();
     let first = sent(&mut pair.passive);
     assert_eq!(first[0].1, parse(&bytes).0);
@@ -22,7 +22,7 @@ fn a_wish_to_release_that_comes_again() {
     pair.passive.handle_timeout(SECOND * 10);
     assert_eq!(events(&mut pair.passive), [Event::TimewaitExit { connection: b }]);
     // Nobody knows the connection any more, and still the peer gets its answer.
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Unknown));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::Unknown));
     assert_eq!(sent(&mut pair.passive), first);
 }
 
@@ -38,7 +38,7 @@ fn release_of_another_queue_pair_is_ignored() {
         ..Dreq::default()
     };
     let bytes = Message::from(dreq).to_mad(0).to_bytes();
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::State));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::State));
     assert!(sent(&mut pair.passive).is_empty() && events(&mut pair.passive).is_empty());
 }
 
@@ -103,7 +103,7 @@ fn a_queue_pair_that_is_in_use_makes_the_old_connection_stale() {
     assert_eq!(events(&mut again), [Event::TimewaitExit { connection: c }]);
 
     let bytes = Message::from(dreq).to_mad(transaction_id).to_bytes();
-    assert_eq!(again.receive(&bytes, PASSIVE, ZERO), Err(Ignored::Unknown));
+    assert_eq!(again.receive(&bytes, PASSIVE, ZERO), Err(IgnoreReason::Unknown));
     let (_, drep) = again.poll_transmit().unwrap();
     pair.passive.receive(&drep, ACTIVE, ZERO).unwrap();
     assert_eq!(events(&mut pair.passive), [Event::Disconnected { connection: b, asked: false }]);
@@ -161,7 +161,7 @@ fn the_request_of_a_released_connection_is_stale() {
     pair.back();
     pair.active.ready(a).unwrap();
     pair.forth();
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::State));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::State));
     pair.active.disconnect(a, ZERO).unwrap();
     pair.forth();
     pair.passive.disconnect(b, ZERO).unwrap();

@@ -15,7 +15,7 @@ fn a_datagram_service_is_found() {
         panic!("{told:?}")
     };
     assert_eq!(**request, SidrReq { request_id: a, ..req });
-    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::State));
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::State));
     let rep = SidrRep { qpn: PASSIVE_QPN, qkey: 0x0123_4567, ..SidrRep::default() };
     pair.passive.answer(*b, &rep, ZERO).unwrap();
     assert!(pair.passive.is_empty());
@@ -26,12 +26,12 @@ fn a_datagram_service_is_found() {
     let reply = SidrRep { request_id: a, service_id: service(), ..rep };
     assert_eq!(first, [(ACTIVE, parse(&bytes).0, reply.into())]);
     let guessed = Message::from(reply).to_mad(0).to_bytes();
-    assert_eq!(pair.active.receive(&guessed, PASSIVE, ZERO), Err(Ignored::Unknown));
+    assert_eq!(pair.active.receive(&guessed, PASSIVE, ZERO), Err(IgnoreReason::Unknown));
     let bytes = Message::from(reply).to_mad(parse(&bytes).0).to_bytes();
-    assert_eq!(pair.active.receive(&bytes, STRANGER, ZERO), Err(Ignored::Unknown));
+    assert_eq!(pair.active.receive(&bytes, STRANGER, ZERO), Err(IgnoreReason::Unknown));
     pair.active.receive(&bytes, PASSIVE, ZERO).unwrap();
     assert_eq!(events(&mut pair.active), [Event::DatagramReply { connection: a, reply: Box::new(reply) }]);
-    assert_eq!(pair.active.receive(&bytes, PASSIVE, ZERO), Err(Ignored::Unknown));
+    assert_eq!(pair.active.receive(&bytes, PASSIVE, ZERO), Err(IgnoreReason::Unknown));
     pair.end();
 }
 

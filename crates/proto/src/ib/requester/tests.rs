@@ -72,7 +72,7 @@ struct Bench {
 
 /// What a packet of the requester looks like.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct PacketView {
     code: Code,
     psn: u32,
     asks: bool,
@@ -112,7 +112,7 @@ impl Bench {
         Some((outbound, bytes))
     }
 
-    fn poll(&mut self) -> Option<Seen> {
+    fn poll(&mut self) -> Option<PacketView> {
         let (outbound, bytes) = self.raw()?;
         let packet = Packet::parse(&bytes).unwrap();
         // IB-RC-REQ-17
@@ -121,7 +121,7 @@ impl Bench {
             Some(reth) if packet.opcode().operation() == Code::ReadRequest => reth.length.get(),
             _ => packet.payload().len() as u32,
         };
-        Some(Seen {
+        Some(PacketView {
             code: packet.opcode().operation(),
             psn: psn::distance(PSN, packet.bth().psn()),
             asks: packet.bth().ack_request(),
@@ -188,7 +188,7 @@ fn messages_are_cut_at_the_mtu() {
     bench.push(write, MTU);
     bench.push(SEND, 0);
     bench.push(Operation::Send { immediate: None, invalidate: Some(4) }, MTU + 1);
-    let seen: Vec<Seen> = std::iter::from_fn(|| bench.poll()).collect();
+    let seen: Vec<PacketView> = std::iter::from_fn(|| bench.poll()).collect();
     let expected = [
         (Code::SendFirst, 0, false, 0, 0, MTU),
         (Code::SendMiddle, 1, false, 0, MTU, MTU),
@@ -198,7 +198,7 @@ fn messages_are_cut_at_the_mtu() {
         (Code::SendFirst, 5, false, 3, 0, MTU),
         (Code::SendLastInvalidate, 6, true, 3, MTU, 1),
     ];
-    let expected = expected.map(|(code, psn, asks, sequence, offset, length)| Seen {
+    let expected = expected.map(|(code, psn, asks, sequence, offset, length)| PacketView {
         code,
         psn,
         asks,

@@ -7,7 +7,7 @@ use adverb_wire::ib::packet::Packet;
 use super::super::{MAX_MESSAGE, packets, psn};
 use super::reply::Response;
 use super::{
-    Delivered, DeliveryKind, Message, ReadSource, ReceiveFault, Refusal, Remote, Responder, ResponderHost,
+    Delivery, DeliveryKind, Message, ReadSource, ReceiveFault, Refusal, Remote, Responder, ResponderHost,
 };
 
 /// Why a request is not carried out. Nothing has been touched, and the request is still the next one.
@@ -143,7 +143,7 @@ impl Responder {
             }
             self.message = Message::None;
             // IB-RC-RSP-37, IB-UC-15
-            host.complete_receive(Delivered {
+            host.complete_receive(Delivery {
                 length: end,
                 immediate: packet.immediate(),
                 invalidated,
@@ -194,7 +194,7 @@ impl Responder {
         if immediate.is_some() {
             // IB-RC-RSP-34
             self.spare_receive = None;
-            host.complete_receive(Delivered {
+            host.complete_receive(Delivery {
                 length: total,
                 immediate,
                 invalidated: None,

@@ -8,7 +8,7 @@ use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::ib::packet::Packet;
 
 use super::super::{MAX_MESSAGE, Service, opcode, packets, psn};
-use super::{Dropped, Owes, Refusal, Remote, Responder, ResponderHost, Verdict};
+use super::{DropReason, Owes, Refusal, Remote, Responder, ResponderHost, Verdict};
 
 /// A packet of a responder: headers in the buffer, and what belongs behind them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -319,7 +319,7 @@ impl Responder {
         let rest = psn::add(reply.psn, 1);
         if reply.repeated {
             self.responses.retain(|response| !(response.repeated && response.psn == rest));
-            return Verdict::Dropped(Dropped::Unanswerable);
+            return Verdict::Dropped(DropReason::Unanswerable);
         }
         self.responses.clear();
         self.new_responses = 0;

@@ -15,7 +15,7 @@ const KEY: u32 = 7;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Event {
     Placed(u32, usize),
-    Delivered(Delivered),
+    Delivered(Delivery),
     Failed(ReceiveFault),
     Written(u64, usize),
     Atomic(u64),
@@ -69,7 +69,7 @@ impl ResponderHost for Host {
         Ok(())
     }
 
-    fn complete_receive(&mut self, delivered: Delivered) {
+    fn complete_receive(&mut self, delivered: Delivery) {
         self.events.push(Event::Delivered(delivered));
     }
 
@@ -169,7 +169,7 @@ struct Bench {
 }
 
 /// A packet of the responder: opcode, number, syndrome, message sequence number, bytes of payload.
-type Said = (Opcode, u32, Option<Syndrome>, Option<u32>, u32);
+type PacketFields = (Opcode, u32, Option<Syndrome>, Option<u32>, u32);
 
 impl Bench {
     fn new(service: Service) -> Bench {
@@ -213,7 +213,7 @@ impl Bench {
     }
 
     /// Everything that the responder has to say.
-    fn said(&mut self) -> Vec<Said> {
+    fn said(&mut self) -> Vec<PacketFields> {
         let said = std::iter::from_fn(|| self.reply()).map(|(_, bytes)| {
             let packet = Packet::parse(&bytes).unwrap();
             // IB-RC-RSP-59
@@ -233,17 +233,17 @@ impl Bench {
     }
 }
 
-fn ack(number: u32, msn: u32) -> Said {
+fn ack(number: u32, msn: u32) -> PacketFields {
     let credits = adverb_wire::ib::header::CREDITS_UNLIMITED;
     (Opcode::Acknowledge, number, Some(Syndrome::Ack { credits }), Some(msn), 0)
 }
 
-fn nak(number: u32, code: NakCode, msn: u32) -> Said {
+fn nak(number: u32, code: NakCode, msn: u32) -> PacketFields {
     (Opcode::Acknowledge, number, Some(Syndrome::Nak(code)), Some(msn), 0)
 }
 
-fn delivered(length: u32) -> Delivered {
-    Delivered { length, immediate: None, invalidated: None, kind: DeliveryKind::Send, solicited: false }
+fn delivered(length: u32) -> Delivery {
+    Delivery { length, immediate: None, invalidated: None, kind: DeliveryKind::Send, solicited: false }
 }
 
 // IB-RC-RSP-1, IB-RC-RSP-33, IB-RC-RSP-37, IB-RC-RSP-39, IB-RC-RSP-45, IB-RC-RSP-48, IB-RC-RSP-55, IB-RC-RSP-57
@@ -266,10 +266,10 @@ fn sends_are_delivered_and_acknowledged_together() {
             Event::Placed(0, MTU),
             Event::Placed(256, MTU),
             Event::Placed(512, 5),
-            Event::Delivered(Delivered { immediate: Some(9), solicited: true, ..delivered(total) }),
+            Event::Delivered(Delivery { immediate: Some(9), solicited: true, ..delivered(total) }),
             Event::Placed(0, 1),
             Event::Invalidated(44),
-            Event::Delivered(Delivered { invalidated: Some(44), ..delivered(1) }),
+            Event::Delivered(Delivery { invalidated: Some(44), ..delivered(1) }),
             Event::Delivered(delivered(0)),
         ]
     );
@@ -302,7 +302,7 @@ fn writes_need_no_receive_until_their_immediate_data() {
         bench.host.events[1..],
         [
             Event::Written(0x100 + MTU as u64, 3),
-            Event::Delivered(Delivered { immediate: Some(5), kind, ..delivered(length) }),
+            Event::Delivered(Delivery { immediate: Some(5), kind, ..delivered(length) }),
         ]
     );
     assert_eq!(bench.host.checks, 1);
@@ -426,7 +426,7 @@ fn refused(prepare: impl FnOnce(&mut Bench), last: Ask) -> (NakCode, Vec<Event>)
     assert_eq!(said.last().map(|said| (said.1, said.2)), Some((number, Some(Syndrome::Nak(code)))));
     // It is over.
     assert!(bench.responder.has_failed() && !bench.responder.holds_receive());
-    assert_eq!(bench.take(ask(Opcode::SendOnly, number, 0)), Verdict::Dropped(Dropped::Failed));
+    assert_eq!(bench.take(ask(Opcode::SendOnly, number, 0)), Verdict::Dropped(DropReason::Failed));
     assert_eq!(bench.said(), []);
     (code, bench.host.events.split_off(before))
 }
@@ -601,7 +601,7 @@ fn duplicate_reads_are_answered_again_in_full_or_in_part() {
     bench.accept(reth(Opcode::ReadRequest, 0, 0x200, 3 * MTU as u32, 0));
     // It is about to be answered anyway.
     let again = || reth(Opcode::ReadRequest, 0, 0x200, 3 * MTU as u32, 0);
-    assert_eq!(bench.take(again()), Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(bench.take(again()), Verdict::Dropped(DropReason::Unanswerable));
     assert_eq!(bench.said().len(), 3);
     assert_eq!(bench.take(again()), Verdict::Duplicate);
     assert_eq!(bench.said().len(), 3);
@@ -616,9 +616,9 @@ fn duplicate_reads_are_answered_again_in_full_or_in_part() {
     assert_eq!(numbers, [0, 1, 2]);
     // More than the past has, and what may no longer be read.
     let late = reth(Opcode::ReadRequest, 1, 0x300, 3 * MTU as u32, 0);
-    assert_eq!(bench.take(late), Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(bench.take(late), Verdict::Dropped(DropReason::Unanswerable));
     let revoked = reth(Opcode::ReadRequest, 1, 0, 4, 0);
-    assert_eq!(bench.take(revoked), Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(bench.take(revoked), Verdict::Dropped(DropReason::Unanswerable));
     assert_eq!(bench.said(), []);
     assert_eq!(bench.host.reads, [3 * MTU as u32]);
 }
@@ -667,7 +667,7 @@ fn atomics_are_executed_once_and_their_results_remembered() {
     // Only as many as may be outstanding.
     bench.accept(atomic(Opcode::FetchAdd, 2, 0x100, 1, 0));
     let forgotten = atomic(Opcode::FetchAdd, 0, 0x100, 5, 0);
-    assert_eq!(bench.take(forgotten), Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(bench.take(forgotten), Verdict::Dropped(DropReason::Unanswerable));
     assert_eq!(bench.host.events.len(), 3);
 }
 
@@ -716,7 +716,7 @@ fn a_read_that_fails_at_last_is_refused_unless_it_is_a_duplicate() {
     assert_eq!(bench.take(reth(Opcode::ReadRequest, 0, 0x200, 3 * MTU as u32, 0)), Verdict::Duplicate);
     let (reply, _) = bench.reply().unwrap();
     let verdict = bench.responder.read_failed(&reply, Refusal::Access);
-    assert_eq!(verdict, Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(verdict, Verdict::Dropped(DropReason::Unanswerable));
     assert_eq!(bench.said(), []);
     bench.accept(reth(Opcode::ReadRequest, 3, 0x200, 3 * MTU as u32, 0));
     bench.host.receives.push_back(1000);
@@ -735,8 +735,8 @@ fn an_unreliable_message_with_a_gap_is_dropped() {
     let mut bench = Bench::new(Service::Uc);
     bench.host.receives.extend([1000, 1000]);
     bench.accept(ask(Opcode::SendFirst, 0, MTU));
-    assert_eq!(bench.take(ask(Opcode::SendMiddle, 2, MTU)), Verdict::Dropped(Dropped::Gap));
-    assert_eq!(bench.take(ask(Opcode::SendLast, 3, 4)), Verdict::Dropped(Dropped::Gap));
+    assert_eq!(bench.take(ask(Opcode::SendMiddle, 2, MTU)), Verdict::Dropped(DropReason::Gap));
+    assert_eq!(bench.take(ask(Opcode::SendLast, 3, 4)), Verdict::Dropped(DropReason::Gap));
     // The next one gets the receive that was taken.
     bench.accept(word(Opcode::SendOnlyImmediate, 4, 6, 4));
     assert_eq!(bench.host.receives.len(), 1);
@@ -750,7 +750,7 @@ fn an_unreliable_message_with_a_gap_is_dropped() {
         [
             Event::Placed(0, MTU),
             Event::Placed(0, 4),
-            Event::Delivered(Delivered { immediate: Some(6), ..delivered(4) }),
+            Event::Delivered(Delivery { immediate: Some(6), ..delivered(4) }),
             Event::Placed(0, MTU),
             Event::Placed(0, 4),
             Event::Delivered(delivered(4)),
@@ -765,13 +765,13 @@ fn an_unreliable_message_with_a_gap_is_dropped() {
 #[test]
 fn unreliable_requests_are_never_refused_only_dropped() {
     let mut bench = Bench::new(Service::Uc);
-    assert_eq!(bench.take(ask(Opcode::SendFirst, 0, MTU)), Verdict::Dropped(Dropped::NoReceive));
-    assert_eq!(bench.take(ask(Opcode::SendLast, 1, 4)), Verdict::Dropped(Dropped::Gap));
-    assert_eq!(bench.take(reth(Opcode::WriteOnly, 2, 0, 4, 4)), Verdict::Dropped(Dropped::Access));
-    assert_eq!(bench.take(reth(Opcode::WriteOnly, 3, 0x100, 5, 4)), Verdict::Dropped(Dropped::Invalid));
-    assert_eq!(bench.take(ask(Opcode::WriteMiddle, 4, MTU)), Verdict::Dropped(Dropped::Gap));
+    assert_eq!(bench.take(ask(Opcode::SendFirst, 0, MTU)), Verdict::Dropped(DropReason::NoReceive));
+    assert_eq!(bench.take(ask(Opcode::SendLast, 1, 4)), Verdict::Dropped(DropReason::Gap));
+    assert_eq!(bench.take(reth(Opcode::WriteOnly, 2, 0, 4, 4)), Verdict::Dropped(DropReason::Access));
+    assert_eq!(bench.take(reth(Opcode::WriteOnly, 3, 0x100, 5, 4)), Verdict::Dropped(DropReason::Invalid));
+    assert_eq!(bench.take(ask(Opcode::WriteMiddle, 4, MTU)), Verdict::Dropped(DropReason::Gap));
     bench.host.receives.push_back(3);
-    assert_eq!(bench.take(ask(Opcode::SendOnly, 5, 4)), Verdict::Dropped(Dropped::NoReceive));
+    assert_eq!(bench.take(ask(Opcode::SendOnly, 5, 4)), Verdict::Dropped(DropReason::NoReceive));
     assert!(bench.responder.holds_receive());
     bench.accept(ask(Opcode::SendOnly, 6, 3));
     assert!(!bench.responder.holds_receive());
@@ -797,10 +797,10 @@ fn a_receive_that_cannot_be_written_ends_an_unreliable_connection() {
 fn packets_of_another_service_and_responses_are_dropped() {
     let mut bench = Bench::new(Service::Rc);
     bench.service = WireService::Uc;
-    assert_eq!(bench.take(ask(Opcode::SendOnly, 0, 4)), Verdict::Dropped(Dropped::Opcode));
+    assert_eq!(bench.take(ask(Opcode::SendOnly, 0, 4)), Verdict::Dropped(DropReason::Opcode));
     bench.service = WireService::Rc;
     let response = Ask { headers: U32::ZERO.get().to_be_bytes().to_vec(), ..ask(Opcode::Acknowledge, 0, 0) };
-    assert_eq!(bench.take(response), Verdict::Dropped(Dropped::Opcode));
+    assert_eq!(bench.take(response), Verdict::Dropped(DropReason::Opcode));
 }
 
 #[test]
@@ -808,7 +808,7 @@ fn an_idle_responder_is_small() {
     assert!(size_of::<Responder>() <= 256, "{}", size_of::<Responder>());
 }
 
-fn told(number: u32, syndrome: Syndrome, msn: u32) -> Said {
+fn told(number: u32, syndrome: Syndrome, msn: u32) -> PacketFields {
     (Opcode::Acknowledge, number, Some(syndrome), Some(msn), 0)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_wire::mpa::{Enhanced, Flags, REPLY_KEY, REQUEST_KEY};
+use adverb_wire::mpa::{EnhancedData, Flags, REPLY_KEY, REQUEST_KEY};
 
 use super::{
     Config, Deadline, Depths, Frame, Parameters, Revision, RtrKind, RtrKinds, StartError, bit, build,
@@ -62,7 +62,7 @@ impl Initiator {
         let enhanced = match config.revision {
             Revision::One => None,
             Revision::Two => {
-                Some(Enhanced::new(config.ird, config.ord, config.rtr.control(!config.rtr.is_empty())))
+                Some(EnhancedData::new(config.ird, config.ord, config.rtr.control(!config.rtr.is_empty())))
             }
         };
         let flags = Flags::new(
@@ -147,16 +147,16 @@ impl Initiator {
     }
 
     /// Depths and the ready-to-receive indication (RFC 6581 sections 9.1 and 9.2).
-    fn negotiate(&self, reply: &Enhanced, parameters: &mut Parameters) -> Result<(), StartError> {
+    fn negotiate(&self, reply: &EnhancedData, parameters: &mut Parameters) -> Result<(), StartError> {
         let peer = Depths::from_wire(reply);
-        if self.config.ord < Enhanced::NOT_NEGOTIATED
+        if self.config.ord < EnhancedData::NOT_NEGOTIATED
             // RFC6581-9.1-6
             && let Some(ird) = peer.ird
         {
             // RFC6581-9.1-3
             parameters.ord = Some(self.config.ord.min(ird));
         }
-        if self.config.ird < Enhanced::NOT_NEGOTIATED
+        if self.config.ird < EnhancedData::NOT_NEGOTIATED
             && let Some(ord) = peer.ord
         {
             let limit = self.config.ird.max(self.config.ird_limit);

@@ -17,7 +17,7 @@ mod tests;
 use std::fmt;
 use std::time::Duration;
 
-use adverb_wire::mpa::{ControlFlags, ENHANCED_LEN, Enhanced, Flags, MAX_PRIVATE_DATA, START_LEN, Start};
+use adverb_wire::mpa::{ControlFlags, ENHANCED_LEN, EnhancedData, Flags, MAX_PRIVATE_DATA, START_LEN, Start};
 use adverb_wire::zerocopy::{FromBytes, IntoBytes};
 
 pub use initiator::{Initiator, Reply};
@@ -32,7 +32,7 @@ pub const MAX_START_LEN: usize = START_LEN + MAX_PRIVATE_DATA;
 /// Greatest private data of a program, when depths are negotiated.
 pub const MAX_ENHANCED_PRIVATE_DATA: usize = MAX_PRIVATE_DATA - ENHANCED_LEN;
 /// Greatest IRD and ORD that can be negotiated.
-pub const MAX_DEPTH: u16 = Enhanced::NOT_NEGOTIATED - 1;
+pub const MAX_DEPTH: u16 = EnhancedData::NOT_NEGOTIATED - 1;
 /// The highest revision of MPA.
 pub const MAX_REVISION: u8 = 2;
 
@@ -176,8 +176,8 @@ pub struct Depths {
 }
 
 impl Depths {
-    fn from_wire(data: &Enhanced) -> Depths {
-        let negotiated = |depth: u16| (depth != Enhanced::NOT_NEGOTIATED).then_some(depth);
+    fn from_wire(data: &EnhancedData) -> Depths {
+        let negotiated = |depth: u16| (depth != EnhancedData::NOT_NEGOTIATED).then_some(depth);
         Depths { ird: negotiated(data.ird()), ord: negotiated(data.ord()) }
     }
 }
@@ -412,8 +412,8 @@ impl<'a> Frame<'a> {
     }
 
     /// Takes the enhanced data off the private data.
-    fn take_enhanced(&mut self) -> Result<Enhanced, StartError> {
-        let (enhanced, rest) = Enhanced::ref_from_prefix(self.private_data)
+    fn take_enhanced(&mut self) -> Result<EnhancedData, StartError> {
+        let (enhanced, rest) = EnhancedData::ref_from_prefix(self.private_data)
             .map_err(|_| StartError::PrivateDataLength(self.private_data.len() as u16))?;
         self.private_data = rest;
         Ok(*enhanced)
@@ -424,7 +424,7 @@ impl<'a> Frame<'a> {
 fn build(
     key: [u8; 16],
     flags: Flags,
-    enhanced: Option<Enhanced>,
+    enhanced: Option<EnhancedData>,
     private_data: &[u8],
 ) -> Result<Vec<u8>, StartError> {
     let extra = if enhanced.is_some() { ENHANCED_LEN } else { 0 };

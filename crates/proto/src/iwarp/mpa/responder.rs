@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_wire::mpa::{Enhanced, Flags, REPLY_KEY, REQUEST_KEY};
+use adverb_wire::mpa::{EnhancedData, Flags, REPLY_KEY, REQUEST_KEY};
 
 use super::{Config, Deadline, Depths, Frame, Parameters, RtrKind, RtrKinds, StartError, bit, build};
 
@@ -151,9 +151,9 @@ impl Offer {
         // An enhanced request gets an enhanced answer (RFC 6581 section 10). Nothing is refused on account of the
         // depths, so they say what would have been possible: what was asked for.
         let enhanced = self.depths.map(|depths| {
-            Enhanced::new(
-                depths.ord.unwrap_or(Enhanced::NOT_NEGOTIATED),
-                depths.ird.unwrap_or(Enhanced::NOT_NEGOTIATED),
+            EnhancedData::new(
+                depths.ord.unwrap_or(EnhancedData::NOT_NEGOTIATED),
+                depths.ird.unwrap_or(EnhancedData::NOT_NEGOTIATED),
                 self.rtr.control(self.peer_to_peer),
             )
         });
@@ -165,7 +165,7 @@ impl Offer {
     }
 
     /// Depths and the ready-to-receive indication (RFC 6581 sections 9.1 and 9.2).
-    fn negotiate(&self, depths: Depths, config: &Config, parameters: &mut Parameters) -> Enhanced {
+    fn negotiate(&self, depths: Depths, config: &Config, parameters: &mut Parameters) -> EnhancedData {
         let mut control = RtrKinds::NONE;
         if self.peer_to_peer {
             // RFC6581-9.2-2
@@ -176,19 +176,19 @@ impl Offer {
             parameters.rtr = self.rtr.and(ours).preferred().or(ours.preferred());
             control = parameters.rtr.map_or(RtrKinds::NONE, RtrKinds::only);
         }
-        if config.ord < Enhanced::NOT_NEGOTIATED {
+        if config.ord < EnhancedData::NOT_NEGOTIATED {
             // RFC6581-9.1-2, RFC6581-9.1-5
             parameters.ord = depths.ird.map(|ird| config.ord.min(ird));
         }
-        if config.ird < Enhanced::NOT_NEGOTIATED {
+        if config.ird < EnhancedData::NOT_NEGOTIATED {
             // RFC6581-9.1-7
             let least = if parameters.rtr == Some(RtrKind::Read) { 1 } else { 0 };
             let limit = config.ird.max(config.ird_limit);
             parameters.ird = depths.ord.map(|ord| ord.clamp(config.ird, limit).max(least));
         }
-        Enhanced::new(
-            parameters.ird.unwrap_or(Enhanced::NOT_NEGOTIATED),
-            parameters.ord.unwrap_or(Enhanced::NOT_NEGOTIATED),
+        EnhancedData::new(
+            parameters.ird.unwrap_or(EnhancedData::NOT_NEGOTIATED),
+            parameters.ord.unwrap_or(EnhancedData::NOT_NEGOTIATED),
             // RFC6581-9.2-3
             control.control(self.peer_to_peer),
         )

@@ -332,7 +332,7 @@ fn valid_stream(parameters: &Parameters, emss: usize, messages: &[(Outbound, u8)
 }
 
 /// A segment and its payload.
-type Found = (Segment, Vec<u8>);
+type SegmentAndPayload = (Segment, Vec<u8>);
 
 /// Everything that a receiver makes of a stream that comes in pieces of the given sizes, over and over. The payloads
 /// are collected as they would be placed.
@@ -341,7 +341,7 @@ fn receive_in_pieces(
     stream: &[u8],
     pieces: &[usize],
     checked: bool,
-) -> (Vec<Found>, Option<StreamError>, usize) {
+) -> (Vec<SegmentAndPayload>, Option<StreamError>, usize) {
     let (mut buffer, mut found) = (Vec::new(), Vec::new());
     let mut pieces = pieces.iter().cycle();
     let mut at = 0;

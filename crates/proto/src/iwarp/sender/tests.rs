@@ -166,16 +166,16 @@ fn nothing_follows_a_terminate_or_the_end() {
     let mut one = sender(1448);
     one.begin(send(5000)).unwrap();
     one.next_fpdu().unwrap();
-    assert_eq!(one.begin(send(1)), Err(Refused::Busy));
-    assert_eq!(one.finish(), Err(Refused::Busy));
+    assert_eq!(one.begin(send(1)), Err(BeginError::Busy));
+    assert_eq!(one.finish(), Err(BeginError::Busy));
     one.abandon();
     one.begin(Outbound::Terminate(Terminate::local(Fault::LocalCatastrophic))).unwrap();
     assert!(one.next_fpdu().unwrap().is_last());
-    assert_eq!(one.begin(send(1)), Err(Refused::Closed));
+    assert_eq!(one.begin(send(1)), Err(BeginError::Closed));
     assert!(one.next_fpdu().is_none());
     let mut two = sender(1448);
     assert_eq!(two.finish(), Ok(()));
-    assert_eq!(two.begin(send(1)), Err(Refused::Closed));
+    assert_eq!(two.begin(send(1)), Err(BeginError::Closed));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn extensions_are_refused_unless_agreed() {
         Outbound::AtomicRequest(AtomicRequest { id: 0, stag: 0, to: 0, operation }),
         Outbound::AtomicResponse(AtomicResponse { id: 0, original: 0 }),
     ] {
-        assert_eq!(sender.only(message).unwrap_err(), Refused::NotNegotiated);
+        assert_eq!(sender.only(message).unwrap_err(), BeginError::NotNegotiated);
     }
     assert!(!sender.is_busy());
 }

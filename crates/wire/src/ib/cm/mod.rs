@@ -28,7 +28,7 @@ pub const CLASS_VERSION: u8 = 2;
 
 /// What can be wrong with a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Malformed {
+pub enum DatagramError {
     /// It is of another class.
     Class,
     /// It is of another version of the class.
@@ -201,11 +201,11 @@ mod tests {
     #[test]
     fn what_is_no_message_is_refused() {
         for (at, value, error) in [
-            (1, 3, Malformed::Class),
-            (2, 1, Malformed::Version),
-            (3, method::GET, Malformed::Method),
-            (17, 0x0f, Malformed::Attribute),
-            (17, 0x1b, Malformed::Attribute),
+            (1, 3, DatagramError::Class),
+            (2, 1, DatagramError::Version),
+            (3, method::GET, DatagramError::Method),
+            (17, 0x0f, DatagramError::Attribute),
+            (17, 0x1b, DatagramError::Attribute),
         ] {
             let mut bytes = mad(0, [0; DATA_LEN]).to_bytes();
             bytes[at] = value;

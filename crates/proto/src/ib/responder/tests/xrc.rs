@@ -65,6 +65,6 @@ fn reads_carry_the_queue_whose_domain_has_the_key() {
     payloads.sort_by_key(|source| source.unwrap().address);
     assert_eq!(payloads, [source(0x200, 8), source(0x300, 9)]);
     let nobodys = for_queue(NOBODYS, reth(Opcode::ReadRequest, 0, 0x200, 8, 0));
-    assert_eq!(bench.take(nobodys), Verdict::Dropped(Dropped::Unanswerable));
+    assert_eq!(bench.take(nobodys), Verdict::Dropped(DropReason::Unanswerable));
     bench.accept(for_queue(8, reth(Opcode::ReadRequest, 2, 0x200, 8, 0)));
 }
