@@ -50,18 +50,18 @@ macro_rules! messages {
         impl Message {
             /// The message in a datagram.
             // IB-CM-1, IB-CM-10
-            pub fn parse(mad: &Mad) -> Result<Message, Malformed> {
+            pub fn parse(mad: &Mad) -> Result<Message, DatagramError> {
                 let header = &mad.header;
                 if header.class != class::COMMUNICATION {
-                    Err(Malformed::Class)
+                    Err(DatagramError::Class)
                 } else if header.class_version != CLASS_VERSION {
-                    Err(Malformed::Version)
+                    Err(DatagramError::Version)
                 } else if header.method != method::SEND {
-                    Err(Malformed::Method)
+                    Err(DatagramError::Method)
                 } else {
                     match header.attribute_id.get() {
                         $($attribute => Ok(Message::$name($name::get(&mad.data, 0, 0))),)*
-                        _ => Err(Malformed::Attribute),
+                        _ => Err(DatagramError::Attribute),
                     }
                 }
             }
