@@ -58,7 +58,7 @@ macro_rules! exports {
         static PASSED: verbs::seam::Function = verbs::seam::Function::passed(
             stringify!($name),
             $function as *const (),
-            verbs::host::Passed::new(
+            verbs::host::ForwardedFunction::new(
                 stringify!($name),
                 [$($node),+][0],
                 verbs::unsupported::$missing as *const (),

@@ -226,7 +226,7 @@ pub unsafe fn subject_of_event(argument: usize) -> usize {
 
 macro_rules! functions {
     ($($constant:ident = $name:ident $node:literal,)*) => {
-        $(static $constant: Passed = Passed::new(
+        $(static $constant: ForwardedFunction = ForwardedFunction::new(
             stringify!($name),
             $node,
             crate::unsupported::null as *const (),
