@@ -15,7 +15,7 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
-use support::{Stopped, join, number_behind, site};
+use support::{StoppedProcess, join, number_behind, site};
 
 /// Says to a child how it is to end.
 const ENDING: &str = "ADVERB_TEST_ENDING";
@@ -240,7 +240,7 @@ fn a_killed_peer_wakes_who_waits() {
     wait_for_event(&side.sends);
     side.sent_well(1);
     // It is stopped first, so that it takes nothing in any more.
-    let stopped = Stopped::new(other.id() as libc::pid_t);
+    let stopped = StoppedProcess::new(other.id() as libc::pid_t);
     side.sends.arm(false).unwrap();
     side.post(2, Opcode::Send, &[memory.all()], (0, 0));
     other.kill().unwrap();
@@ -418,7 +418,7 @@ fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory
     side.sent_well(1);
     number_behind("first ", &mut lines);
     {
-        let _stopped = Stopped::new(other.id() as libc::pid_t);
+        let _stopped = StoppedProcess::new(other.id() as libc::pid_t);
         side.post(2, Opcode::Send, &[memory.as_ref().unwrap().all()], (0, 0));
         change(&side, &mut memory);
     }

@@ -1,6 +1,6 @@
 //! A process that does as it is told: the other side of these tests. Commands come by its input, a line each, and are answered by a line.
 
-use super::support::{Stopped, join, site};
+use super::support::{StoppedProcess, join, site};
 pub(crate) use adverb_core::conformance::agent::{bytes, hash, run, word};
 use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, signalled};
 use adverb_core::conformance::{Site, agent};
@@ -106,7 +106,7 @@ impl agent::Agent for Agent {
                 }
                 if complete == 0 {
                     // This process's other thread may be taking in the acknowledgement, if it has come.
-                    let stopped = Stopped::new(*process as libc::pid_t);
+                    let stopped = StoppedProcess::new(*process as libc::pid_t);
                     let limit = Instant::now() + Duration::from_secs(5);
                     while complete == 0 && Instant::now() < limit {
                         complete += side.sends.poll(1, |_| {}).unwrap();

@@ -2,7 +2,7 @@
 
 use super::agent::direct;
 use super::other::{DIRECT, OPEN, Other, Pair, Remote, Tier};
-use super::support::Stopped;
+use super::support::StoppedProcess;
 use super::turn;
 use adverb_core::conformance::fixture::{TEST_TIMEOUT, signalled};
 use adverb_core::memory::Access;
@@ -132,7 +132,7 @@ fn an_initiator_that_is_stopped_keeps_nobody_for_long() {
         let (mine, pair) = (target.open_region(LENGTH), Pair::open(&mut target));
         pair.reach(&mut target, Opcode::Write, mine.middle());
         let (writer, _, remote) = writer(&mut target);
-        let stopped = Stopped::new(writer.process);
+        let stopped = StoppedProcess::new(writer.process);
         target.ask("deregister", &[remote.index]);
         let before = target.ask("hash", &[remote.index, 0, LENGTH as u64]);
         drop(stopped);

@@ -3,7 +3,7 @@
 use super::agent::{direct, run};
 use super::death::until;
 use super::other::{LOCAL, OPEN, Other, Pair, Remote, Tier, Way};
-use super::support::Stopped;
+use super::support::StoppedProcess;
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
 use adverb_core::memory::Access;
@@ -34,7 +34,7 @@ fn a_target_that_is_stopped_is_written_and_read() {
         let sges = [pair.memory.sge(0, 8)];
         let write = request(&sges, Opcode::Write, remote.at(8));
         until("it goes as a packet", || pair.observe(&write) == (Status::Success, Way::Kernel));
-        let stopped = Stopped::new(other.process);
+        let stopped = StoppedProcess::new(other.process);
         pair.memory.set(&[7; 8]);
         assert_eq!(pair.observe(&write), (Status::Success, Way::Kernel));
         pair.memory.set(&[0; 8]);
