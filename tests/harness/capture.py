@@ -103,6 +103,21 @@ class Capture:
         return filter(None, map(parse, self.frames()))
 
 
+def own_segments(path):
+    """The TCP segments in a capture of adverb's own: blocks of pcapng with packets of IP."""
+    with open(path, "rb") as file:
+        data = file.read()
+    at = 0
+    while at < len(data):
+        kind, length = struct.unpack_from("<II", data, at)
+        if kind == 6:
+            packet = data[at + 28 : at + 28 + struct.unpack_from("<I", data, at + 20)[0]]
+            segment = parse(bytes(12) + (b"\x08\x00" if packet[0] >> 4 == 4 else b"\x86\xdd") + packet)
+            if segment:
+                yield segment
+        at += length
+
+
 def parse(frame):
     """The TCP segment in an Ethernet frame, if there is one."""
     kind = struct.unpack_from("!H", frame, 12)[0]

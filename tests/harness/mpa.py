@@ -62,11 +62,13 @@ def connections(segments):
 
 
 class Direction:
-    """The frames of one direction of a connection."""
+    """The frames of one direction of a connection: their operations, and where each begins behind the start-up."""
 
     def __init__(self, crc):
         self.crc = crc
+        self.flow = None
         self.opcodes = collections.Counter()
+        self.frames = []
 
 
 def frames(segments):
@@ -78,13 +80,14 @@ def frames(segments):
         for near, far, mine, theirs in [(REQUEST, REPLY, stream, back), (REPLY, REQUEST, stream, back)]:
             if mine.startswith(near) and theirs.startswith(far):
                 result.append(_direction(mine, bool((mine[16] | theirs[16]) & CRC)))
+                result[-1].flow = flow
     return result
 
 
 def _direction(stream, crc):
     if stream[16] & MARKERS:
         raise Failed("markers were not expected here")
-    at = START_UP_LEN + struct.unpack_from("!H", stream, 18)[0]
+    at = start = START_UP_LEN + struct.unpack_from("!H", stream, 18)[0]
     direction = Direction(crc)
     while at < len(stream):
         if at + 4 > len(stream):
@@ -97,6 +100,7 @@ def _direction(stream, crc):
         if crc and trailer != crc32c(stream[at:end]):
             raise Failed(f"wrong CRC in the FPDU at byte {at}")
         direction.opcodes[stream[at + 3] & 0x0F] += 1
+        direction.frames.append((at - start, stream[at + 3] & 0x0F))
         at = end + 4
     return direction
 

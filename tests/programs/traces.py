@@ -8,11 +8,13 @@ import os
 import re
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
 
 import mpi
+from harness import capture, mpa
 from harness.namespace import free_port
 from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
@@ -21,8 +23,12 @@ LIMIT_S = 120
 UCX = "--mca pml ucx --mca osc ucx -x UCX_TLS=rc,ud,self -x UCX_NET_DEVICES=roce0:1 --oversubscribe"
 
 
-def run(adverb, *options):
-    return [adverb, "run", "--device", "roce0", *options, "--"]
+# What traces call the operations of iWARP.
+KINDS = {0: "RDMA_WRITE", 1: "RDMA_READ", 2: "READ_RESPONSE", 7: "TERMINATE", 8: "IMMEDIATE", 9: "IMMEDIATE", 10: "ATOMIC", 11: "ATOMIC_RESPONSE"}
+
+
+def run(adverb, *options, device="roce0"):
+    return [adverb, "run", "--device", device, *options, "--"]
 
 
 def merge(adverb, files, output, *options):
@@ -53,6 +59,35 @@ def captured(folder):
         if count:
             found[int(match[1])] = count
     return found
+
+
+def address(packed, port):
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    text = socket.inet_ntop(family, packed)
+    return f"{text}:{port}" if family == socket.AF_INET else f"[{text}]:{port}"
+
+
+def captured_segments(folder):
+    """The segments of iWARP in the capture of each process: stream, offset and kind."""
+    found = {}
+    for name in os.listdir(folder):
+        match = re.fullmatch(r"packets-(\d+)\.pcapng", name)
+        segments = [*capture.own_segments(os.path.join(folder, name))] if match else []
+        if not segments:
+            continue
+        found[int(match[1])] = {
+            (f"{address(*direction.flow[:2])}>{address(*direction.flow[2:])}", offset, KINDS.get(opcode, "SEND"))
+            for direction in mpa.frames(segments)
+            for offset, opcode in direction.frames
+        }
+    return found
+
+
+def counted_packets(path):
+    """How many packets or segments the run of a summary has sent and received."""
+    with open(path) as file:
+        devices = json.load(file)["devices"].values()
+    return sum(device["counters"][key] for device in devices for key in ("tx_frames", "rx_frames"))
 
 
 class Tables(html.parser.HTMLParser):
@@ -95,7 +130,7 @@ def page(adverb, trace, folder):
     return Tables(path)
 
 
-def agrees(adverb, folder, traces, summaries):
+def agrees(adverb, folder, traces, summaries, device="roce0"):
     """The packets of each process are those of its capture, and the page says of requests and bytes what the summaries of the runs say."""
     both = os.path.join(folder, "both.jsonl")
     merge(adverb, traces, both)
@@ -104,7 +139,18 @@ def agrees(adverb, folder, traces, summaries):
     if times != sorted(times):
         raise Failed("the times are not in order")
     packets = collections.Counter(one["pid"] for one in found if "packet" in one)
-    if not packets or packets != captured(folder):
+    if device == "iwarp0":
+        # A capture of TCP has other pieces. The segments in its streams are those of the trace, and have the same places.
+        segments = collections.defaultdict(set)
+        for one in found:
+            if "packet" in one:
+                segments[one["pid"]].add((one["stream"], one["offset"], one["kind"]))
+        in_capture = captured_segments(folder)
+        if segments != in_capture:
+            raise Failed("; ".join(f"{pid}: {len(segments[pid])} segments, captured {len(in_capture.get(pid, ()))}: {sorted(segments[pid] ^ in_capture.get(pid, set()))[:5]}" for pid in {*segments, *in_capture}))
+        if sorted(packets.values()) != sorted(map(counted_packets, summaries)):
+            raise Failed(f"segments of the trace: {dict(packets)}, counted: {[*map(counted_packets, summaries)]}")
+    elif not packets or packets != captured(folder):
         raise Failed(f"packets of the trace: {dict(packets)}, of the capture: {captured(folder)}")
     shown = page(adverb, both, folder)
     in_page = {int(re.search(r"\[(\d+)\]", row["process"])[1]): int(row["packets sent"]) + int(row["packets received"]) for row in shown.rows("processes")}
@@ -127,26 +173,30 @@ def agrees(adverb, folder, traces, summaries):
     return found, shown, f"{sum(packets.values())} packets, {counted['messages_sent']} requests ({completed} completed), {counted['bytes_sent']} bytes"
 
 
-def perftest(adverb, program, ending, *options):
+def perftest(adverb, program, ending, device="roce0", *options):
     """Both ends of a perftest are traced, captured and summed up."""
     port = free_port()
+    # On iwarp0, shared memory and operations in the peer's memory leave nothing in a capture of TCP.
+    settings = {"ADVERB_LOCAL": "off"} if device == "iwarp0" else {}
+    program += " -R" if device == "iwarp0" else ""
     with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
         place = lambda name: os.path.join(folder, name)
         more = lambda side: ["--trace", place(f"{side}.{ending}"), "--pcap", place("packets-%p.pcapng"), "--summary", place(f"{side}-summary")]
         command = shlex.split(f"{program} -p {port}")
-        with Process([*run(adverb, *more("server"), *options), *command]) as server:
+        with Process([*run(adverb, *more("server"), *options, device=device), *command], settings) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
-            with Process([*run(adverb, *more("client"), *options), *command, "127.0.0.1"]) as client:
+            with Process([*run(adverb, *more("client"), *options, device=device), *command, "127.0.0.1"], settings) as client:
                 expect_success([client, server], LIMIT_S)
         traces = [place(f"{side}.{ending}") for side in ("server", "client")]
         summaries = [place(f"{side}-summary") for side in ("server", "client")]
-        found, shown, text = agrees(adverb, folder, traces, summaries)
+        found, shown, text = agrees(adverb, folder, traces, summaries, device)
         client = next(row for row in shown.rows("pairs") if int(row["requests"]) > 0)
         if client["requests"] != client["completed"]:
             raise Failed(f"some requests are not complete: {client}")
         stages = {row["stage"] for row in shown.rows("stages")}
         wanted = {"post to first packet", "last packet to its arrival", "that to the poll of the completion"}
         wanted |= {"arrival to the poll of the receive"} if "send" in program else set()
+        wanted |= {"last packet to its acknowledgement, or the answer"} if "read" in program else set()
         if not wanted <= stages:
             raise Failed(f"stages {stages}")
         begun = [one for one in found if "begun" in one]
@@ -169,15 +219,17 @@ def mpi_job(adverb):
         return agrees(adverb, folder, [place("job.ring")], [place("summary")])[2]
 
 
-def one_flow(adverb):
+def one_flow(adverb, device):
     """In the picture, arrows lead from the post to its packet, on to where the packet arrives, and to the poll of the receive; and back to the poll of the completion."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
         files = [os.path.join(folder, f"{side}.ring") for side in ("server", "client")]
-        command = shlex.split(f"ib_send_lat -s 8 -n 50 -p {port}")
-        with Process([*run(adverb, "--trace", files[0]), *command]) as server:
+        summaries = [os.path.join(folder, f"{side}-summary") for side in ("server", "client")]
+        options = lambda side: ["--trace", files[side], "--summary", summaries[side]]
+        command = shlex.split(f"ib_send_lat -s 8 -n 50 -p {port}" + (" -R" if device == "iwarp0" else ""))
+        with Process([*run(adverb, *options(0), device=device), *command]) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
-            with Process([*run(adverb, "--trace", files[1]), *command, "127.0.0.1"]) as client:
+            with Process([*run(adverb, *options(1), device=device), *command, "127.0.0.1"]) as client:
                 expect_success([client, server], LIMIT_S)
         both = os.path.join(folder, "both.json")
         merge(adverb, files, both)
@@ -199,10 +251,14 @@ def one_flow(adverb):
             if arrived["pid"] == flow["s"]["pid"] or not flow["s"]["ts"] <= flow["t"]["ts"] <= arrived["ts"] <= polled["ts"]:
                 raise Failed(f"{flow}, {arrived}, {polled}")
             chains += 1
-        # Each side sends 50 messages.
-        if chains != 100:
+        # Each side sends 50 messages. With -R, perftest's own words are messages, too.
+        wanted = 100 if device == "roce0" else max(100, len(requests))
+        if chains != wanted:
             raise Failed(f"{len(requests)} requests, {len(packets)} packets, {len(arrivals)} arrivals: {chains} from end to end")
-        return f"{chains} messages from end to end"
+        ways = collections.Counter(event["args"]["by"] for event in events if event.get("cat") == "packet" and event["ph"] == "X")
+        if device == "iwarp0" and sum(ways.values()) != sum(map(counted_packets, summaries)):
+            raise Failed(f"{ways} in the trace, counted: {[*map(counted_packets, summaries)]}")
+        return f"{chains} messages from end to end, packets by {dict(ways)}"
 
 
 def ring_is_fixed(adverb):
@@ -332,18 +388,21 @@ def in_browser(adverb):
 
 def tests(adverb):
     """Name, function and arguments of each."""
-    found = [(f"watch::agrees_{program.split()[0]}_{ending}", perftest, (adverb, program, ending)) for program, ending in (
+    found = []
+    for program, ending in (
         ("ib_write_bw -s 65536 -n 100", "ring"),
         ("ib_write_bw -s 65536 -n 100", "jsonl"),
         ("ib_send_bw -s 4096 -n 100", "ring"),
         ("ib_read_bw -s 65536 -n 50", "ring"),
-    )]
+    ):
+        name = f"watch::agrees_{program.split()[0]}_{ending}"
+        found += [(name, perftest, (adverb, program, ending)), (f"{name}_iwarp0", perftest, (adverb, program, ending, "iwarp0"))]
     # A part of an answer goes out twice: bytes of a Read count once.
     lossy = ("--fault", "wire:loss:direction=out:opcode=READ_RESPONSE@20")
-    found.append(("watch::agrees_although_packets_are_lost", perftest, (adverb, "ib_read_bw -s 65536 -n 50", "ring", *lossy)))
+    found.append(("watch::agrees_although_packets_are_lost", perftest, (adverb, "ib_read_bw -s 65536 -n 50", "ring", "roce0", *lossy)))
+    found += [("watch::one_flow", one_flow, (adverb, "roce0")), ("watch::one_flow_iwarp0", one_flow, (adverb, "iwarp0"))]
     for name, test in (
         ("agrees_mpi", mpi_job),
-        ("one_flow", one_flow),
         ("ring_is_fixed", ring_is_fixed),
         ("ring_as_lines", ring_as_lines),
         ("ring_of_forks", ring_of_forks),

@@ -4,11 +4,49 @@
 use crate::log::{self, Level};
 use crate::pcap;
 use crate::wire::{Direction, Kind};
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A packet that has left or has come; or a record in its place, within a host.
+/// One direction of a TCP connection. Both ends give it the same name, unless a translation of addresses lies between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// The address that bytes come from.
+    pub from: SocketAddr,
+    /// The address that they go to.
+    pub to: SocketAddr,
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}>{}", self.from, self.to)
+    }
+}
+
+/// Packets that are numbered together. Both ends know which they are, and number them alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flow {
+    /// Packets to the queue pair of this number. They have sequence numbers, modulo 2^24.
+    Pair(u32),
+    /// Segments of a TCP connection. The number of a segment is its offset from the first one, in bytes.
+    Stream(Stream),
+    /// Messages of such a connection that go by shared memory instead. They are counted from 0.
+    Beside(Stream),
+}
+
+/// Which requests of the receiver's queue pair a packet answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// None.
+    Nothing,
+    /// Those whose packets have this sequence number, or an earlier one.
+    UpTo(u32),
+    /// The one that was posted behind so many others.
+    Place(u64),
+}
+
+/// A packet that has left or has come: of a stream, a segment. Within a host, it may be a record in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Which way.
@@ -25,12 +63,14 @@ pub struct Packet {
     pub takes_receive: bool,
     /// The queue pair that it comes from, where the packet says so.
     pub source: Option<u32>,
-    /// The queue pair that it goes to.
-    pub destination: u32,
-    /// Its sequence number.
-    pub sequence: u32,
-    /// The packet of this number, and all before it, are acknowledged.
-    pub acknowledged: Option<u32>,
+    /// This process's queue pair, where that is known.
+    pub queue_pair: Option<u32>,
+    /// The packets that it is one of.
+    pub flow: Flow,
+    /// Its number there.
+    pub number: u64,
+    /// What it answers.
+    pub answers: Answers,
     /// Its payload, in bytes.
     pub length: u32,
     /// It goes by memory that two processes share.
@@ -44,16 +84,16 @@ pub struct Begun {
     pub queue_pair: u32,
     /// How many requests were posted to it before.
     pub place: u64,
-    /// The queue pair that the packet goes to.
-    pub destination: u32,
-    /// The packet's sequence number.
-    pub sequence: u32,
+    /// The packets that the first one is one of.
+    pub flow: Flow,
+    /// The number of the first packet there.
+    pub number: u64,
 }
 
 /// Sees packets. It is called under locks of the transport, and calls nothing of it.
 pub trait Packets: Send + Sync {
-    /// A packet passes.
-    fn packet(&self, packet: &Packet);
+    /// A packet passes, at this time of the device's clock. A packet that leaves has not arrived before that time.
+    fn packet(&self, time: u64, packet: &Packet);
 
     /// A request begins.
     fn begun(&self, begun: &Begun);

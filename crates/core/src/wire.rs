@@ -40,11 +40,15 @@ pub enum Kind {
     Management,
     /// Anything else.
     Other,
+    /// Immediate data that follow their RDMA Write (iWARP).
+    Immediate,
+    /// The end of a connection, with its reason (iWARP).
+    Terminate,
 }
 
 impl Kind {
-    /// All, by their names.
-    pub const ALL: [(&'static str, Self); 10] = [
+    /// All, by their names. Rings of traces have the place of a kind in this list: new kinds come last.
+    pub const ALL: [(&'static str, Self); 12] = [
         ("SEND", Self::Send),
         ("RDMA_WRITE", Self::Write),
         ("RDMA_READ", Self::Read),
@@ -55,6 +59,8 @@ impl Kind {
         ("ACK", Self::Acknowledgement),
         ("CM", Self::Management),
         ("OTHER", Self::Other),
+        ("IMMEDIATE", Self::Immediate),
+        ("TERMINATE", Self::Terminate),
     ];
 
     /// Its name.

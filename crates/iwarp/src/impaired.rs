@@ -2,11 +2,11 @@
 //! is cut. TCP loses nothing, so what is behind a frame that waits, waits, too. There is none of this in processes without such faults.
 
 use crate::endpoint::{Cause, Endpoint};
+use crate::observer;
 use crate::socket::Socket;
 use adverb_core::clock;
 use adverb_core::reactor::{READABLE, Readiness, Source, WRITABLE};
 use adverb_core::wire::{self, Direction, Fate, Kind, Medium, Passing, Wire};
-use adverb_proto::iwarp::Segment;
 use adverb_wire::rdmap::Opcode;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -72,28 +72,8 @@ pub(crate) fn wait_of_startup(local: Option<SocketAddr>, peer: IpAddr, length: u
 
 /// What a frame is that begins with these bytes.
 pub(crate) fn kind_of_frame(bytes: &[u8]) -> Kind {
-    match bytes.get(CONTROL).and_then(|control| Opcode::from_u8(control & 0xf)) {
-        Some(Opcode::Write) => Kind::Write,
-        Some(Opcode::ReadRequest) => Kind::Read,
-        Some(Opcode::ReadResponse) => Kind::ReadResponse,
-        Some(Opcode::AtomicRequest) => Kind::Atomic,
-        Some(Opcode::AtomicResponse) => Kind::AtomicResponse,
-        Some(Opcode::Terminate) | None => Kind::Other,
-        Some(_) => Kind::Send,
-    }
-}
-
-/// What a segment is.
-pub(crate) fn kind_of_segment(segment: &Segment) -> Kind {
-    match segment {
-        Segment::Write { .. } => Kind::Write,
-        Segment::ReadRequest { .. } => Kind::Read,
-        Segment::ReadResponse { .. } => Kind::ReadResponse,
-        Segment::AtomicRequest { .. } => Kind::Atomic,
-        Segment::AtomicResponse { .. } => Kind::AtomicResponse,
-        Segment::Send { .. } | Segment::Immediate { .. } => Kind::Send,
-        Segment::Terminate(_) | Segment::ReadyToReceive => Kind::Other,
-    }
+    let opcode = bytes.get(CONTROL).and_then(|control| Opcode::from_u8(control & 0xf));
+    opcode.map_or(Kind::Other, observer::kind)
 }
 
 /// A cut connection ends at once, for the peer, too.

@@ -19,6 +19,7 @@ mod linger;
 mod local;
 mod manager;
 mod nudge;
+mod observer;
 mod payload;
 mod receive;
 mod socket;

@@ -11,10 +11,10 @@ pub(crate) use beside::ArrivalOutcome;
 
 use crate::behind::Wait;
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Receipt};
-use crate::impaired::{self, DirectionFaults, Resume, kind_of_segment};
+use crate::impaired::{self, DirectionFaults, Resume};
 use crate::local::{Channel, EndName, Inbox, published_name};
+use crate::observer::{self, StreamObserver};
 use crate::socket::{Socket, would_block};
-use adverb_core::log;
 use adverb_core::memory::{Reader, Span};
 use adverb_core::qp::ReceiveWork;
 use adverb_core::wire::Direction;
@@ -98,6 +98,8 @@ pub(crate) struct Rx {
     owes_ring: bool,
     /// Faults of the wire.
     impaired: Option<DirectionFaults>,
+    /// Somebody looks at what comes.
+    observed: Option<Box<StreamObserver>>,
 }
 
 /// What something that has been received waits for.
@@ -159,6 +161,7 @@ impl Rx {
     ) -> Self {
         Self {
             impaired: DirectionFaults::of(&socket),
+            observed: StreamObserver::of(&socket, Direction::In, false),
             socket,
             receiver,
             carry: early.to_vec(),
@@ -502,13 +505,9 @@ impl Rx {
                 Err(error) => return Err(Cause::Fault(error.fault, error.terminate)),
             };
             counters.rx_frames.add(1);
-            log!(
-                Packets,
-                "queue pair {:#x} <- {}, {} bytes",
-                endpoint.queues.number,
-                arrival.segment,
-                arrival.payload_len
-            );
+            if let Some(observed) = &mut self.observed {
+                observed.came(endpoint, &arrival, self.came - (*end - *start) as u64);
+            }
             if std::mem::take(&mut self.first) {
                 endpoint.may_send.store(true, Ordering::SeqCst);
                 taken.first = true;
@@ -542,7 +541,7 @@ impl Rx {
     fn may_come(&mut self, endpoint: &Endpoint, arrival: &Arrival) -> Result<bool, Cause> {
         let Some(impaired) = &mut self.impaired else { return Ok(true) };
         let length = arrival.head_len + arrival.payload_len + arrival.trailer_len;
-        let fate = impaired.pass(Direction::In, kind_of_segment(&arrival.segment), length);
+        let fate = impaired.pass(Direction::In, observer::kind(arrival.segment.opcode()), length);
         if fate.is_cut {
             return Err(impaired::cut(&self.socket));
         }

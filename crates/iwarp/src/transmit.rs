@@ -13,11 +13,13 @@ use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::impaired::DirectionFaults;
 use crate::kept::KeptReads;
 use crate::local::Inbox;
+use crate::observer::StreamObserver;
 use crate::payload::Payload;
 use crate::socket::Socket;
 use adverb_core::qp::SendCursor;
 use adverb_core::random;
 use adverb_core::request::Sge;
+use adverb_core::wire::Direction;
 use adverb_proto::iwarp::{Outbound, OutstandingReads, Sender, Terminate};
 use adverb_proto::keyed;
 use arrayvec::ArrayVec;
@@ -145,6 +147,8 @@ pub(crate) struct Tx {
     begins_to_copy: bool,
     /// Faults of the wire.
     impaired: Option<DirectionFaults>,
+    /// Somebody looks at what is sent.
+    observed: Option<Box<StreamObserver>>,
 }
 
 impl Tx {
@@ -156,6 +160,7 @@ impl Tx {
     ) -> Self {
         Self {
             impaired: DirectionFaults::of(&socket),
+            observed: StreamObserver::of(&socket, Direction::Out, sender.has_markers()),
             socket,
             sender,
             cursor: SendCursor::default(),
@@ -287,6 +292,9 @@ impl Tx {
             && let Some(fpdu) = self.sender.next_fpdu()
         {
             self.sender.seal(&fpdu, &[], &mut burst.bytes);
+            if let Some(observed) = &mut self.observed {
+                observed.terminates(endpoint, &terminate, self.marks.made(), &burst.bytes);
+            }
             let _ = self.socket.send_all(&burst.bytes);
             endpoint.queues.counters.tx_frames.add(1);
         }

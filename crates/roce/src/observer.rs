@@ -5,8 +5,8 @@ use crate::local::Straight;
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::Source;
-use adverb_core::watch::{self, Begun};
-use adverb_core::{log, pcap, wire};
+use adverb_core::watch::{self, Answers, Begun};
+use adverb_core::{clock, log, pcap, wire};
 use adverb_wire::ib::header::{ICRC_LEN, Syndrome, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::mad::GSI_QPN;
@@ -61,6 +61,11 @@ pub(crate) fn kind(packet: &Packet<'_>) -> wire::Kind {
     }
 }
 
+/// This process's queue pair: packets name the one that they go to.
+fn own(direction: wire::Direction, destination: u32) -> Option<u32> {
+    (direction == wire::Direction::In).then_some(destination)
+}
+
 /// Tells the watcher of a packet, if there is one.
 fn tell_watcher(direction: Direction, packet: &Packet<'_>, is_within: bool) {
     let Some(watcher) = watch::watcher() else { return };
@@ -68,7 +73,8 @@ fn tell_watcher(direction: Direction, packet: &Packet<'_>, is_within: bool) {
     let position = operation.position();
     let (direction, peer) = direction.parts();
     let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
-    watcher.packet(&watch::Packet {
+    let show = |packet: &watch::Packet| watcher.packet(clock::device(), packet);
+    show(&watch::Packet {
         direction,
         peer,
         kind: kind(packet),
@@ -76,9 +82,10 @@ fn tell_watcher(direction: Direction, packet: &Packet<'_>, is_within: bool) {
         ends: position.ends(),
         takes_receive: position.ends() && (operation.is_send() || packet.immediate().is_some()),
         source: packet.deth().map(|deth| deth.source()),
-        destination: bth.destination(),
-        sequence: bth.psn(),
-        acknowledged: acknowledges.then_some(bth.psn()),
+        queue_pair: own(direction, bth.destination()),
+        flow: watch::Flow::Pair(bth.destination()),
+        number: bth.psn().into(),
+        answers: if acknowledges { Answers::UpTo(bth.psn()) } else { Answers::Nothing },
         length: packet.payload().len() as u32,
         is_within,
     });
@@ -90,8 +97,8 @@ pub(crate) fn begun(queue_pair: u32, place: u64, headers: &[u8]) {
     let Some(watcher) = watch::watcher() else { return };
     let Ok(packet) = Packet::assemble(headers, Payload::Elsewhere(0)) else { return };
     if packet.opcode().operation().position().starts() {
-        let (destination, sequence) = (packet.bth().destination(), packet.bth().psn());
-        watcher.begun(&Begun { queue_pair, place, destination, sequence });
+        let (flow, number) = (watch::Flow::Pair(packet.bth().destination()), packet.bth().psn().into());
+        watcher.begun(&Begun { queue_pair, place, flow, number });
     }
 }
 
@@ -99,12 +106,13 @@ pub(crate) fn begun(queue_pair: u32, place: u64, headers: &[u8]) {
 #[cold]
 pub(crate) fn straight(direction: Direction, straight: &Straight, request: Option<(u32, u64)>) {
     let Some(watcher) = watch::watcher() else { return };
-    let (destination, sequence) = (straight.destination, straight.number);
+    let (flow, number) = (watch::Flow::Pair(straight.destination), straight.number.into());
     if let Some((queue_pair, place)) = request {
-        watcher.begun(&Begun { queue_pair, place, destination, sequence });
+        watcher.begun(&Begun { queue_pair, place, flow, number });
     }
     let (direction, peer) = direction.parts();
-    watcher.packet(&watch::Packet {
+    let show = |packet: &watch::Packet| watcher.packet(clock::device(), packet);
+    show(&watch::Packet {
         direction,
         peer,
         kind: wire::Kind::Send,
@@ -112,9 +120,10 @@ pub(crate) fn straight(direction: Direction, straight: &Straight, request: Optio
         ends: true,
         takes_receive: true,
         source: None,
-        destination,
-        sequence,
-        acknowledged: straight.acknowledged,
+        queue_pair: own(direction, straight.destination),
+        flow,
+        number,
+        answers: straight.acknowledged.map_or(Answers::Nothing, Answers::UpTo),
         length: straight.length,
         is_within: true,
     });

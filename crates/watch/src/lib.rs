@@ -15,9 +15,9 @@ pub mod setting;
 mod trace;
 mod writer;
 
-use adverb_core::log;
 use adverb_core::setting::variable;
 use adverb_core::watch::{self, Begun, Packet, Packets};
+use adverb_core::{clock, log};
 use adverb_libibverbs::seam::{Answer, Arguments, Function, Watcher};
 use calls::{CALLS, Call};
 use check::Check;
@@ -54,20 +54,20 @@ static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
 struct Shown;
 
 impl Shown {
-    fn seen(&self, seen: &format::Seen) {
+    fn seen(&self, time: u64, seen: &format::Seen) {
         if let Some(trace) = WATCH.get().and_then(|watch| watch.as_ref()?.trace.as_ref()) {
-            either!(trace, trace => trace.seen(seen));
+            either!(trace, trace => trace.seen(time, seen));
         }
     }
 }
 
 impl Packets for Shown {
-    fn packet(&self, packet: &Packet) {
-        self.seen(&format::Seen::Packet(*packet));
+    fn packet(&self, time: u64, packet: &Packet) {
+        self.seen(time, &format::Seen::Packet(*packet));
     }
 
     fn begun(&self, begun: &Begun) {
-        self.seen(&format::Seen::Begun(*begun));
+        self.seen(clock::device(), &format::Seen::Begun(*begun));
     }
 }
 

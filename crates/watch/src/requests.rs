@@ -1,6 +1,7 @@
 //! Requests that are under way: which of them a completion ends, and which of them a packet belongs to.
 
 use crate::format::Seen;
+use adverb_core::watch::Flow;
 use adverb_core::wire::Direction;
 use adverb_libibverbs::seam::Completed;
 use std::collections::{HashMap, VecDeque};
@@ -30,10 +31,10 @@ struct UnderWay {
 pub(crate) struct Requests {
     last: u64,
     queues: HashMap<Queue, VecDeque<UnderWay>>,
-    /// Requests whose first packet is about to leave, by that packet: the queue pair that it goes to, and its number.
-    begun: HashMap<(u32, u32), u64>,
+    /// Requests whose first packet is about to leave, by that packet.
+    begun: HashMap<(Flow, u64), u64>,
     /// Messages that have come for a queue pair, with the number of the last one's last packet; and those of them whose receives have been polled.
-    arrived: HashMap<u32, (Option<u32>, u64)>,
+    arrived: HashMap<u32, (Option<u64>, u64)>,
     polled: HashMap<u32, u64>,
 }
 
@@ -91,24 +92,26 @@ impl Requests {
                     if self.begun.len() >= MOST {
                         self.begun.clear();
                     }
-                    self.begun.insert((begun.destination, begun.sequence), request);
+                    self.begun.insert((begun.flow, begun.number), request);
                 }
                 Links { request, arrival: None }
             }
             Seen::Packet(packet) if packet.direction == Direction::Out => {
-                let key = (packet.destination, packet.sequence);
+                let key = (packet.flow, packet.number);
                 let request = if packet.begins { self.begun.remove(&key) } else { None };
                 Links { request, arrival: None }
             }
             Seen::Packet(packet) if packet.takes_receive => {
-                let (last, count) = self.arrived.entry(packet.destination).or_default();
-                // A packet that comes again brings no new message. Datagrams of several senders are numbered by each.
+                let Some(pair) = packet.queue_pair else { return Links::default() };
+                let (last, count) = self.arrived.entry(pair).or_default();
+                // A packet that comes again brings no new message. Datagrams of several senders are numbered by each, and nothing of a stream comes again.
                 let is_new = packet.source.is_some()
+                    || !matches!(packet.flow, Flow::Pair(_))
                     || last.is_none_or(|last| {
-                        (1..1 << 23).contains(&(packet.sequence.wrapping_sub(last) & 0xff_ffff))
+                        (1..1 << 23).contains(&(packet.number.wrapping_sub(last) & 0xff_ffff))
                     });
                 if is_new {
-                    (*last, *count) = (Some(packet.sequence), *count + 1);
+                    (*last, *count) = (Some(packet.number), *count + 1);
                 }
                 Links { request: None, arrival: is_new.then_some(*count) }
             }
@@ -192,7 +195,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use adverb_core::watch::{Begun, Packet};
+    use adverb_core::watch::{Answers, Begun, Packet, Stream};
     use adverb_core::wire::Kind;
 
     fn done(
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn packets_belong_to_requests_by_their_place_and_to_receives_by_their_order() {
-        let packet = |direction, sequence, source| {
+        let packet = |direction, number, source| {
             Seen::Packet(Packet {
                 direction,
                 peer: [127, 0, 0, 1].into(),
@@ -255,9 +258,10 @@ mod tests {
                 ends: true,
                 takes_receive: true,
                 source,
-                destination: 0x22,
-                sequence,
-                acknowledged: None,
+                queue_pair: Some(0x22),
+                flow: Flow::Pair(0x22),
+                number,
+                answers: Answers::Nothing,
                 length: 8,
                 is_within: true,
             })
@@ -267,7 +271,7 @@ mod tests {
             (40..43).map(|place| requests.post(Queue::Sends(7), 1, true, "", Some(place))).collect();
         assert_eq!(requests.at(Queue::Sends(7), 41), Some(numbers[1]));
         assert_eq!((requests.at(Queue::Sends(7), 39), requests.at(Queue::Sends(7), 43)), (None, None));
-        let begun = Seen::Begun(Begun { queue_pair: 7, place: 42, destination: 0x22, sequence: 5 });
+        let begun = Seen::Begun(Begun { queue_pair: 7, place: 42, flow: Flow::Pair(0x22), number: 5 });
         assert_eq!(requests.link(&begun).request, Some(numbers[2]));
         let sent = packet(Direction::Out, 5, None);
         assert_eq!(requests.link(&sent).request, Some(numbers[2]));
@@ -281,5 +285,44 @@ mod tests {
         // Datagrams of several senders are numbered by each.
         let datagrams = [9, 3].map(|number| requests.link(&packet(Direction::In, number, Some(1))).arrival);
         assert_eq!(datagrams, [Some(4), Some(5)]);
+    }
+
+    /// Segments and messages beside them have numbers of their own, and none comes again.
+    #[test]
+    fn segments_belong_to_requests_by_their_offset_and_to_receives_by_their_order() {
+        let address = |port| ([127, 0, 0, 1], port).into();
+        let stream = Stream { from: address(1), to: address(2) };
+        let packet = |direction, flow, number| {
+            Seen::Packet(Packet {
+                direction,
+                peer: [127, 0, 0, 1].into(),
+                kind: Kind::Send,
+                begins: true,
+                ends: true,
+                takes_receive: true,
+                source: None,
+                queue_pair: Some(7),
+                flow,
+                number,
+                answers: Answers::Nothing,
+                length: 8,
+                is_within: false,
+            })
+        };
+        let mut requests = Requests::default();
+        let mut begin = |place, flow| {
+            let number = requests.post(Queue::Sends(7), 1, true, "", Some(place));
+            requests.link(&Seen::Begun(Begun { queue_pair: 7, place, flow, number: 5 }));
+            number
+        };
+        let (sent, beside) = (begin(0, Flow::Stream(stream)), begin(1, Flow::Beside(stream)));
+        let mut link = |flow| requests.link(&packet(Direction::Out, flow, 5)).request;
+        assert_eq!([link(Flow::Beside(stream)), link(Flow::Stream(stream))], [Some(beside), Some(sent)]);
+        let back = Stream { from: stream.to, to: stream.from };
+        let flows = [(Flow::Stream(back), 1 << 32), (Flow::Beside(back), 0), (Flow::Beside(back), 1)];
+        let arrivals =
+            flows.map(|(flow, number)| requests.link(&packet(Direction::In, flow, number)).arrival);
+        assert_eq!(arrivals, [Some(1), Some(2), Some(3)]);
+        assert_eq!(requests.take_arrival(7), Some(1));
     }
 }

@@ -438,10 +438,10 @@ impl Trace {
     }
 
     /// A transport has shown something.
-    pub(crate) fn seen(&self, seen: &format::Seen) {
+    pub(crate) fn seen(&self, time: u64, seen: &format::Seen) {
         let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
-        let (time, format) = (clock::device(), self.output.format());
+        let format = self.output.format();
         let links = match format {
             Format::Text => Links::default(),
             _ => self.output.with(|state| state.requests.link(seen)),

@@ -1,13 +1,14 @@
 //! Which packets belong to which request, over both processes: a request says with which packet it begins, and a packet has the same number where it leaves
-//! and where it arrives.
+//! and where it arrives. A number is a sequence number of packets to a queue pair, or an offset in a stream, or a count of messages beside a stream.
 
-use super::record::{Parts, Trace, text};
+use super::record::{Parts, Queue, Trace, text};
+use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 
-/// A packet, by the queue pair that it goes to and its number there.
+/// A packet, by its flow (the queue pair that it goes to, or its stream) and its number there.
 type Packet = (String, u64);
 /// A queue pair of a process.
-type Pair = (u64, String);
+type Pair = Queue;
 
 /// What is known so far, in the order of time.
 #[derive(Default)]
@@ -18,14 +19,28 @@ pub(super) struct Passage {
     begun: HashMap<Packet, usize>,
     /// The same by their last packet.
     ended: HashMap<Packet, usize>,
-    /// The request whose packets leave now, by process and destination.
-    leaving: HashMap<Pair, usize>,
+    /// The request whose packets leave now, by process and flow.
+    leaving: HashMap<(u64, String), usize>,
+    /// Requests of streams that wait for an answer, by their place: the answer names it.
+    asked: HashMap<(Pair, u64), usize>,
+    /// The queue pair at each end of a stream: where it comes from, and where it goes to.
+    ends: HashMap<String, [Option<Pair>; 2]>,
     /// Requests of a queue pair that wait for an acknowledgement or an answer, with the number of their last packet.
     unanswered: HashMap<Pair, VecDeque<(u64, usize)>>,
     /// The last acknowledgement of a queue pair, and when it came: a thread may take it in before the one that sends has written down that it has sent.
     answered: HashMap<Pair, (u64, f64)>,
     /// Messages that have arrived, and have been polled nowhere yet.
     waiting: HashMap<Pair, VecDeque<usize>>,
+}
+
+/// How a packet, or the first one of a request, is named; and whether it is of a stream.
+fn name(said: &Value) -> (Packet, bool) {
+    let number = |key: &str| said[key].as_u64().unwrap_or(0);
+    match (said["stream"].as_str(), said.get("message")) {
+        (Some(stream), None) => ((stream.to_owned(), number("offset")), true),
+        (Some(stream), Some(_)) => ((format!("{stream} beside"), number("message")), true),
+        (None, _) => ((text(&said["to"]), number("psn")), false),
+    }
 }
 
 /// Whether a number comes before another one, or is the same: they count modulo 2^24.
@@ -45,29 +60,45 @@ impl Passage {
     /// A packet, or the beginning of a request.
     pub(super) fn take(&mut self, trace: &mut Trace, pid: u64, parts: &Parts<'_>) {
         let said = parts.arguments;
-        let packet = (text(&said["to"]), said["psn"].as_u64().unwrap_or(0));
+        let (packet, is_of_stream) = name(said);
         if let Some(pair) = said["begun"].as_str() {
             let key = ((pid, pair.to_owned()), said["place"].as_u64().unwrap_or(0));
             if let Some(request) = self.places.remove(&key) {
                 self.leaving.insert((pid, packet.0.clone()), request);
                 self.begun.insert(packet, request);
+                if is_of_stream && trace.requests[request].is_read() {
+                    self.asked.insert(key, request);
+                }
             }
             return;
         }
         let part = said["part"].as_str().unwrap_or_default();
         let (begins, ends) = (matches!(part, "first" | "only"), matches!(part, "last" | "only"));
         let kind = said["kind"].as_str().unwrap_or_default();
-        let is_request = matches!(kind, "SEND" | "RDMA_WRITE" | "RDMA_READ" | "ATOMIC" | "FLUSH");
-        if said["packet"] == "out" {
+        let is_request =
+            matches!(kind, "SEND" | "RDMA_WRITE" | "RDMA_READ" | "ATOMIC" | "FLUSH" | "IMMEDIATE");
+        let own = said["qp"].as_str().unwrap_or(&packet.0);
+        let (pair, is_sent) = ((pid, own.to_owned()), said["packet"] == "out");
+        if let Some(stream) = said["stream"].as_str() {
+            let end = usize::from(!is_sent);
+            self.ends.entry(stream.to_owned()).or_default()[end].get_or_insert_with(|| pair.clone());
+        }
+        if is_sent {
             trace.packets.entry(pid).or_default().sent += 1;
-            if is_request {
-                self.leaves(trace, pid, packet, parts.time, (begins, ends));
+            // An indication at the start of a stream, or a fence within a host, is no request's. Immediate data are the Write's before.
+            if is_of_stream && begins && kind != "IMMEDIATE" && !self.begun.contains_key(&packet) {
+                self.leaving.remove(&(pid, packet.0));
+            } else if is_request {
+                self.leaves(trace, pid, (packet, is_of_stream), parts.time, (begins, ends));
             }
             return;
         }
         trace.packets.entry(pid).or_default().received += 1;
-        let pair = (pid, packet.0.clone());
-        if let Some(acknowledged) = said["acknowledged"].as_u64() {
+        if is_of_stream {
+            let place = said["answers"].as_u64();
+            let answered = place.and_then(|place| self.asked.remove(&(pair.clone(), place)));
+            answered.inspect(|request| trace.requests[*request].answered = Some(parts.time));
+        } else if let Some(acknowledged) = said["acknowledged"].as_u64() {
             self.answer(trace, &pair, acknowledged, parts.time);
         } else if ends && matches!(kind, "READ_RESPONSE" | "ATOMIC_RESPONSE") {
             self.answer(trace, &pair, packet.1, parts.time);
@@ -92,7 +123,7 @@ impl Passage {
         &mut self,
         trace: &mut Trace,
         pid: u64,
-        packet: Packet,
+        (packet, is_of_stream): (Packet, bool),
         time: f64,
         (begins, ends): (bool, bool),
     ) {
@@ -101,7 +132,7 @@ impl Passage {
         let Some(request) = request else { return };
         let one = &mut trace.requests[request];
         one.left = Some((one.left.map_or(time, |(first, _)| first), time));
-        if ends {
+        if ends && !is_of_stream {
             let pair = (pid, one.pair.clone());
             let posted = one.posted;
             let early =
@@ -112,8 +143,21 @@ impl Passage {
             } else if unanswered.back().is_none_or(|(_, last)| *last != request) {
                 unanswered.push_back((packet.1, request));
             }
+        }
+        if ends {
             self.ended.insert(packet, request);
         }
+    }
+
+    /// The queue pairs that are the two ends of a stream.
+    pub(super) fn connected(self) -> Vec<[Pair; 2]> {
+        let both = |ends: [Option<Pair>; 2]| match ends {
+            [Some(from), Some(to)] => Some([from, to]),
+            _ => None,
+        };
+        let mut found: Vec<_> = self.ends.into_values().filter_map(both).collect();
+        found.sort();
+        found
     }
 
     /// All requests of a queue pair up to this packet are answered.
@@ -143,6 +187,20 @@ mod tests {
     use adverb_watch::setting::Format;
     use serde_json::{Value, json};
     use std::collections::HashMap;
+
+    const STREAM: &str = "127.0.0.1:4000>127.0.0.1:5000";
+    const BACK: &str = "127.0.0.1:5000>127.0.0.1:4000";
+
+    /// A segment of a stream, at the queue pair of its process.
+    fn segment(time: f64, pid: u64, way: &str, (kind, part): (&str, &str), offset: u64) -> Value {
+        let (qp, own, other) = if pid == 1 { ("0x11", STREAM, BACK) } else { ("0x22", BACK, STREAM) };
+        let stream = if way == "out" { own } else { other };
+        json!({"time": time, "pid": pid, "packet": way, "kind": kind, "part": part, "qp": qp, "stream": stream, "offset": offset, "length": 8})
+    }
+
+    fn begins(time: f64, place: u64, offset: u64) -> Value {
+        json!({"time": time, "pid": 1, "begun": "0x11", "place": place, "stream": STREAM, "offset": offset})
+    }
 
     fn trace(lines: Vec<Value>) -> Trace {
         let lines = lines.iter().map(Value::to_string).collect();
@@ -204,5 +262,68 @@ mod tests {
         ]);
         let said: Vec<_> = found.requests.iter().map(|one| (one.left, one.answered)).collect();
         assert_eq!(said, [(None, None), (Some((0.6, 0.6)), Some(0.5))]);
+    }
+
+    /// Of a stream: a Write with immediate data, a Read that is answered, an indication that is no request's, and a message beside the stream.
+    #[test]
+    fn segments_are_followed_by_their_offsets() {
+        let mut data = segment(0.6, 2, "in", ("IMMEDIATE", "only"), 200);
+        data["takes_receive"] = json!(1);
+        let mut answer = segment(0.9, 1, "in", ("READ_RESPONSE", "last"), 90);
+        answer["answers"] = json!(6);
+        let beside = |mut value: Value| {
+            value["message"] = json!(0);
+            value.as_object_mut().expect("an object").remove("offset");
+            value
+        };
+        let mut came = beside(segment(1.2, 2, "in", ("SEND", "only"), 0));
+        came["takes_receive"] = json!(1);
+        let found = trace(vec![
+            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7, 8], "arguments": {"qp": "0x22", "wr": [{"sg_list": []}, {"sg_list": []}]}}),
+            post(0.1, "IBV_WR_RDMA_WRITE_WITH_IMM", 1, 5),
+            post(0.2, "IBV_WR_RDMA_READ", 2, 6),
+            post(0.3, "IBV_WR_SEND", 3, 7),
+            begins(0.3, 5, 0),
+            segment(0.4, 1, "out", ("RDMA_WRITE", "first"), 0),
+            segment(0.41, 1, "out", ("RDMA_WRITE", "last"), 100),
+            segment(0.42, 1, "out", ("IMMEDIATE", "only"), 200),
+            segment(0.5, 2, "in", ("RDMA_WRITE", "first"), 0),
+            segment(0.51, 2, "in", ("RDMA_WRITE", "last"), 100),
+            data,
+            // A fence: nobody's.
+            segment(0.65, 1, "out", ("RDMA_READ", "only"), 230),
+            segment(0.66, 2, "in", ("RDMA_READ", "only"), 230),
+            begins(0.7, 6, 260),
+            segment(0.71, 1, "out", ("RDMA_READ", "only"), 260),
+            segment(0.72, 2, "in", ("RDMA_READ", "only"), 260),
+            // The same offsets in the other direction are others.
+            segment(0.8, 2, "out", ("READ_RESPONSE", "first"), 0),
+            segment(0.81, 2, "out", ("READ_RESPONSE", "last"), 90),
+            segment(0.85, 1, "in", ("READ_RESPONSE", "first"), 0),
+            answer,
+            beside(begins(1.0, 7, 0)),
+            beside(segment(1.1, 1, "out", ("SEND", "only"), 0)),
+            came,
+            json!({"time": 1.3, "duration": 0.01, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [7, 8], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}, {"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}}),
+        ]);
+        let said: Vec<_> = found
+            .requests
+            .iter()
+            .filter(|one| !one.is_receive())
+            .map(|one| (one.left, one.arrived, one.answered, one.partner))
+            .collect();
+        let receives: Vec<_> =
+            (0..found.requests.len()).filter(|place| found.requests[*place].is_receive()).collect();
+        assert_eq!(
+            said,
+            [
+                (Some((0.4, 0.42)), Some((0.5, 0.6)), None, Some(receives[0])),
+                (Some((0.71, 0.71)), Some((0.72, 0.72)), Some(0.9), None),
+                (Some((1.1, 1.1)), Some((1.2, 1.2)), None, Some(receives[1])),
+            ]
+        );
+        let [one, other] = [(1, "0x11".to_owned()), (2, "0x22".to_owned())];
+        assert_eq!(found.peers.get(&one), Some(&other));
+        assert_eq!(found.peers.get(&other), Some(&one));
     }
 }

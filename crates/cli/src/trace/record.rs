@@ -204,7 +204,7 @@ impl Trace {
             done.into_iter().for_each(|receive| passage.received(&mut trace, receive));
         }
         trace.calls.sort_by(|one, other| one.time.total_cmp(&other.time));
-        trace.pair_up(&destinations);
+        trace.pair_up(&destinations, passage.connected());
         Ok(trace)
     }
 
@@ -282,8 +282,11 @@ impl Trace {
         }
     }
 
-    /// Finds the other end of each queue pair: by what the program has said, or because there are only two.
-    fn pair_up(&mut self, destinations: &HashMap<Queue, String>) {
+    /// Finds the other end of each queue pair: by the stream that both have segments of, by what the program has said, or because there are only two.
+    fn pair_up(&mut self, destinations: &HashMap<Queue, String>, connected: Vec<[Queue; 2]>) {
+        for [from, to] in connected {
+            self.peers.entry(from).or_insert(to);
+        }
         let mut pairs: Vec<Queue> = self.requests.iter().map(|one| (one.pid, one.pair.clone())).collect();
         // A target of Writes posts nothing, and is known from its connection alone.
         pairs.extend(destinations.keys().cloned());
@@ -291,7 +294,9 @@ impl Trace {
         pairs.sort();
         pairs.dedup();
         for pair in &pairs {
-            let Some(wanted) = destinations.get(pair) else { continue };
+            let Some(wanted) = destinations.get(pair).filter(|_| !self.peers.contains_key(pair)) else {
+                continue;
+            };
             let is_it = |other: &&Queue| {
                 other.1 == *wanted && destinations.get(*other).is_none_or(|back| *back == pair.1)
             };

@@ -4,7 +4,6 @@ use super::{Rx, TakeEffect, Until};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{RecordHead, What};
 use crate::local::{Channel, Inbox, RecordOutcome, tell};
-use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
 use std::sync::Arc;
@@ -125,13 +124,10 @@ impl Rx {
             self.postponed = Some(Until::Receive);
             return Ok(false);
         }
-        let (number, counters) = (endpoint.queues.number, endpoint.queues.counters);
-        log!(
-            Packets,
-            "queue pair {number:#x} <- {}, {} bytes through shared memory",
-            arrival.segment,
-            said.length
-        );
+        let counters = endpoint.queues.counters;
+        if let Some(observed) = &mut self.observed {
+            observed.passes_beside(endpoint, said, self.beside);
+        }
         counters.rx_frames.add(1);
         counters.rx_local.add(1);
         if said.what == What::Immediate {

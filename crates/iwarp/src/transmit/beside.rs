@@ -8,7 +8,6 @@ use super::direct::{DirectOutcome, Ends, Near};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{LONGEST_HERE, RecordHead, START, What};
 use crate::local::{Channel, RecordOutcome, tell, weight};
-use adverb_core::log;
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
 use adverb_core::transport::TakenOver;
@@ -173,6 +172,9 @@ impl Tx {
             }
         }
         let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
+        if let Some(observed) = &mut self.observed {
+            observed.leaves_beside(endpoint, &said, work.sequence, self.marks.beside());
+        }
         // What the peer answers is taken in when the completion is told.
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
@@ -232,6 +234,9 @@ impl Tx {
         }
         let said =
             near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
+        if let Some(observed) = &mut self.observed {
+            observed.leaves_beside(endpoint, &said, sequence, self.marks.beside());
+        }
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
         slot.write_words(said.words());
@@ -261,11 +266,4 @@ fn count(endpoint: &Endpoint, said: &RecordHead) {
     counters.tx_bytes.add(said.length.into());
     counters.tx_frames.add(1);
     counters.tx_local.add(1);
-    let number = endpoint.queues.number;
-    log!(
-        Packets,
-        "queue pair {number:#x} -> {}, {} bytes through shared memory",
-        said.arrival().segment,
-        said.length
-    );
 }

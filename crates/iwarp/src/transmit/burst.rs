@@ -117,6 +117,7 @@ impl Tx {
             // The peer may answer before this call returns.
             // PRACTICE-ORDER-1
             let round = endpoint.rounds.begin();
+            let begins = self.observed.as_ref().map_or(0, |observed| observed.now());
             let result = self.socket.send(&parts);
             // Not dropped: that would copy the whole array first.
             spans.clear();
@@ -124,7 +125,11 @@ impl Tx {
             match &result {
                 &Ok(sent) => {
                     burst.sent += sent;
+                    let shown = burst.followed;
                     follow_up(endpoint, burst);
+                    if self.observed.is_some() {
+                        self.show(endpoint, burst, shown, begins);
+                    }
                     endpoint.rounds.end(round);
                     if sent < wanted {
                         // Full, or a page of the payload is gone: the next call tells which.
@@ -155,6 +160,21 @@ impl Tx {
             }
         }
         Ok(())
+    }
+
+    /// Shows the frames that have left since this time: those of the burst from this one on.
+    #[cold]
+    fn show(&mut self, endpoint: &Endpoint, burst: &Burst, from: usize, since: u64) {
+        let Some(observed) = &mut self.observed else { return };
+        // The burst has the last frames of the stream.
+        let mut offset = self.marks.made() - burst.total as u64;
+        for (index, frame) in burst.frames[..burst.followed].iter().enumerate() {
+            if index >= from {
+                let (from, to) = (frame.head.0 as usize, frame.head.1 as usize);
+                observed.left(endpoint, since, offset, &burst.bytes[from..to]);
+            }
+            offset += frame.len() as u64;
+        }
     }
 
     /// Asks the wire about the frames of a burst. Whether it goes on now; if not, it is as if the socket were full.

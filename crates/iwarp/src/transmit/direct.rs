@@ -84,6 +84,12 @@ impl Marks {
         self.requested = self.made + self.beside;
     }
 
+    /// Messages that have gone through shared memory.
+    #[inline]
+    pub(super) fn beside(&self) -> u64 {
+        self.beside
+    }
+
     /// Bytes that frames have been made of.
     #[inline]
     pub(super) fn made(&self) -> u64 {

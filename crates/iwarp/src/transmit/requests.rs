@@ -5,7 +5,6 @@ use super::{SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
 use crate::{kept, lock};
-use adverb_core::log;
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::iwarp::{AtomicResponse, InboundRequest, Outbound};
@@ -49,7 +48,9 @@ impl Tx {
         payload: Payload,
         then: Then,
     ) -> Result<bool, Cause> {
-        log!(Packets, "queue pair {:#x} -> {message}", endpoint.queues.number);
+        if let Some(observed) = &self.observed {
+            observed.begins(endpoint, &message);
+        }
         self.is_asking = matches!(message, Outbound::ReadRequest(_) | Outbound::AtomicRequest(_));
         self.is_response = matches!(message, Outbound::ReadResponse { .. } | Outbound::AtomicResponse(_));
         match self.sender.begin(message) {
@@ -171,6 +172,7 @@ impl Tx {
                     drop(reads);
                     self.cursor.advance();
                     queues.counters.tx_messages.add(1);
+                    self.show_request(endpoint, sequence);
                     return self.begin(endpoint, message, Payload::None, Then::Nothing);
                 }
                 Opcode::SendWithImmediate | Opcode::Flush | Opcode::AtomicWrite => {
@@ -197,11 +199,20 @@ impl Tx {
             queues.counters.tx_messages.add(1);
             queues.counters.tx_bytes.add(work.length.into());
             let payload = if work.length == 0 { Payload::None } else { Payload::Request(work) };
+            self.show_request(endpoint, sequence);
             let begun = self.begin(endpoint, message, payload, then)?;
             if work.opcode == Opcode::WriteWithImmediate {
                 self.immediate = Some(work.immediate);
             }
             return Ok(begun);
+        }
+    }
+
+    /// The request at this place of the queue begins with the next frame.
+    #[inline]
+    fn show_request(&self, endpoint: &Endpoint, place: u64) {
+        if let Some(observed) = &self.observed {
+            observed.request_begins(endpoint, place, self.marks.made());
         }
     }
 

@@ -159,6 +159,11 @@ impl Sender {
         !self.crc && self.markers.is_none()
     }
 
+    /// Whether markers stand in the stream, at multiples of their interval.
+    pub fn has_markers(&self) -> bool {
+        self.markers.is_some()
+    }
+
     /// True while a message has been begun and not all of its FPDUs have been yielded.
     pub fn is_busy(&self) -> bool {
         self.current.is_some()

@@ -4,7 +4,7 @@ use super::{Place, arrival, microseconds, seconds};
 use crate::requests::Links;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Begun, Packet};
+use adverb_core::watch::{Answers, Begun, Flow, Packet};
 use adverb_core::wire::{Direction, Kind};
 use std::io::Write as _;
 
@@ -74,10 +74,14 @@ fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
             if let Some(source) = packet.source {
                 writer.key("from").hex(source.into());
             }
-            writer.key("to").hex(packet.destination.into());
-            writer.key("psn").unsigned(packet.sequence.into());
-            if let Some(acknowledged) = packet.acknowledged {
-                writer.key("acknowledged").unsigned(acknowledged.into());
+            if let (Flow::Stream(_) | Flow::Beside(_), Some(pair)) = (packet.flow, packet.queue_pair) {
+                writer.key("qp").hex(pair.into());
+            }
+            numbered(writer, packet.flow, packet.number);
+            match packet.answers {
+                Answers::Nothing => {}
+                Answers::UpTo(number) => writer.key("acknowledged").unsigned(number.into()),
+                Answers::Place(place) => writer.key("answers").unsigned(place),
             }
             writer.key("peer").word(&packet.peer.to_string());
             writer.key("by").word(if packet.is_within { "memory" } else { "network" });
@@ -85,8 +89,7 @@ fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
         Seen::Begun(begun) => {
             writer.key("begun").hex(begun.queue_pair.into());
             writer.key("place").unsigned(begun.place);
-            writer.key("to").hex(begun.destination.into());
-            writer.key("psn").unsigned(begun.sequence.into());
+            numbered(writer, begun.flow, begun.number);
             if let Some(request) = request {
                 writer.key("request").unsigned(request);
             }
@@ -94,8 +97,36 @@ fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
     }
 }
 
+/// Which packets it is one of, and its number there.
+fn numbered(writer: &mut Writer, flow: Flow, number: u64) {
+    let name = match flow {
+        Flow::Pair(destination) => {
+            writer.key("to").hex(destination.into());
+            "psn"
+        }
+        Flow::Stream(stream) => {
+            writer.key("stream").word(&stream.to_string());
+            "offset"
+        }
+        Flow::Beside(stream) => {
+            writer.key("stream").word(&stream.to_string());
+            "message"
+        }
+    };
+    writer.key(name).unsigned(number);
+}
+
+/// By which name both ends know a packet.
+fn name(flow: Flow, number: u64) -> String {
+    match flow {
+        Flow::Pair(destination) => format!("p{destination:x}-{number:x}"),
+        Flow::Stream(stream) => format!("p{stream}-{number:x}"),
+        Flow::Beside(stream) => format!("p{stream}-m{number:x}"),
+    }
+}
+
 /// A packet is a slice, which has no length. Arrows lead to it from the post of its request, from a packet that ends a message to the same packet where it
-/// arrives (both processes know the queue pair that it goes to, and its number), and from there to the poll of the receive.
+/// arrives (both processes know its [`name`]), and from there to the poll of the receive.
 fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &Seen, links: Links) -> Vec<u8> {
     let Seen::Packet(packet) = seen else { return Vec::new() };
     let is_sent = packet.direction == Direction::Out;
@@ -106,8 +137,12 @@ fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &Seen, links:
         writer.key("tid").unsigned(thread.into());
     };
     writer.open(b'{');
-    let arrow = if is_sent { "to" } else { "at" };
-    writer.key("name").word(&format!("{} {arrow} {:#x}", packet.kind.name(), packet.destination));
+    // Where a packet of a stream goes to, only the peer knows.
+    let (arrow, pair) = match packet.flow {
+        Flow::Pair(destination) => (if is_sent { "to" } else { "at" }, destination),
+        _ => (if is_sent { "from" } else { "at" }, packet.queue_pair.unwrap_or(0)),
+    };
+    writer.key("name").word(&format!("{} {arrow} {pair:#x}", packet.kind.name()));
     writer.key("cat").word("packet");
     writer.key("ph").word("X");
     at(&mut writer);
@@ -119,12 +154,12 @@ fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &Seen, links:
     writer.raw(b",\n");
     let message = (packet.ends && packet.kind != Kind::Management).then(|| {
         let phase = if is_sent { "s" } else { "f" };
-        (phase, "packet", format!("p{:x}-{:x}", packet.destination, packet.sequence))
+        (phase, "packet", name(packet.flow, packet.number))
     });
     let flows = [
         links.request.map(|number| ("t", "request", format!("{:#x}", u64::from(place.pid) << 42 | number))),
         message,
-        links.arrival.map(|number| ("s", "arrival", arrival(place, packet.destination, number))),
+        links.arrival.map(|number| ("s", "arrival", arrival(place, packet.queue_pair.unwrap_or(0), number))),
     ];
     for (phase, category, id) in flows.into_iter().flatten() {
         writer.open(b'{');

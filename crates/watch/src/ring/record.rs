@@ -6,11 +6,11 @@ use crate::decode;
 use crate::format::Seen;
 use crate::requests::Queue;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Begun, Packet};
+use adverb_core::watch::{Answers, Begun, Flow, Packet, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::{Answer, Completed, MOST_ELEMENTS, Posted, Role};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::layout::word;
 
@@ -293,9 +293,11 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
     let mut cursor = Cursor(bytes.get(8..length(bytes)?)?);
     match kind {
         Kind::Packet => {
-            read_packet(&mut cursor).map(|(time, packet)| Record::Seen(time, Seen::Packet(packet)))
+            read_packet(&mut cursor, index).map(|(time, packet)| Record::Seen(time, Seen::Packet(packet)))
         }
-        Kind::Begun => read_begun(&mut cursor).map(|(time, begun)| Record::Seen(time, Seen::Begun(begun))),
+        Kind::Begun => {
+            read_begun(&mut cursor, index).map(|(time, begun)| Record::Seen(time, Seen::Begun(begun)))
+        }
         // What a record is of is shown as its call has it: they must fit.
         _ if !CALLS.get(index).is_some_and(|call| fits(kind, call)) => None,
         Kind::Call => read_call(&mut cursor, index).map(Record::Call),
@@ -511,13 +513,40 @@ const WITHIN: u64 = 16;
 const HAS_SOURCE: u64 = 32;
 const ACKNOWLEDGES: u64 = 64;
 const V6: u64 = 128;
+/// Beyond the kind, which has eight.
+const PLACE: u64 = 1 << 16;
+
+/// Kinds of flows, where records of calls have the call's place in its list.
+const PAIR: usize = 0;
+const STREAM: usize = 1;
+const BESIDE: usize = 2;
+
+fn bit(is_set: bool, bit: u64) -> u64 {
+    if is_set { bit } else { 0 }
+}
+
+/// Which kind of flow it is, and its stream, if it has one.
+fn flow_parts(flow: Flow) -> (usize, Option<Stream>) {
+    match flow {
+        Flow::Pair(_) => (PAIR, None),
+        Flow::Stream(stream) => (STREAM, Some(stream)),
+        Flow::Beside(stream) => (BESIDE, Some(stream)),
+    }
+}
+
+fn write_ip(words: &mut Words<'_>, ip: IpAddr, port: u16) {
+    match ip {
+        IpAddr::V4(v4) => words.pair(u32::from_ne_bytes(v4.octets()), port.into()),
+        IpAddr::V6(v6) => words.bytes(&v6.octets()).word(port.into()),
+    };
+}
 
 /// Writes what a transport has shown.
 pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &Seen) {
     match seen {
         Seen::Packet(packet) => {
-            let mut words = Words::begin(bytes, Kind::Packet, 0);
-            let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+            let (index, stream) = flow_parts(packet.flow);
+            let mut words = Words::begin(bytes, Kind::Packet, index);
             let kind = PacketKind::ALL.iter().position(|(_, kind)| *kind == packet.kind).unwrap_or(0);
             let bits = bit(packet.direction == Direction::In, IN)
                 | bit(packet.begins, BEGINS)
@@ -525,53 +554,121 @@ pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &Seen) {
                 | bit(packet.takes_receive, TAKES_RECEIVE)
                 | bit(packet.is_within, WITHIN)
                 | bit(packet.source.is_some(), HAS_SOURCE)
-                | bit(packet.acknowledged.is_some(), ACKNOWLEDGES)
+                | bit(matches!(packet.answers, Answers::UpTo(_)), ACKNOWLEDGES)
+                | bit(matches!(packet.answers, Answers::Place(_)), PLACE)
                 | bit(packet.peer.is_ipv6(), V6)
                 | (kind as u64) << 8
                 | u64::from(packet.length) << 32;
-            words.word(time).word(bits).pair(packet.source.unwrap_or(0), packet.destination);
-            words.pair(packet.sequence, packet.acknowledged.unwrap_or(0));
-            match packet.peer {
-                IpAddr::V4(v4) => words.pair(u32::from_ne_bytes(v4.octets()), 0),
-                IpAddr::V6(v6) => words.bytes(&v6.octets()),
-            };
+            words.word(time).word(bits);
+            match (packet.flow, stream) {
+                (Flow::Pair(destination), _) => {
+                    let acknowledged = if let Answers::UpTo(number) = packet.answers { number } else { 0 };
+                    words.pair(packet.source.unwrap_or(0), destination);
+                    words.pair(packet.number as u32, acknowledged);
+                    write_ip(&mut words, packet.peer, 0);
+                }
+                (_, Some(stream)) => {
+                    let place = if let Answers::Place(place) = packet.answers { place } else { 0 };
+                    words.word(packet.number).word(packet.queue_pair.unwrap_or(0).into()).word(place);
+                    write_stream(&mut words, stream);
+                }
+                (_, None) => {}
+            }
             words.end();
         }
         Seen::Begun(begun) => {
-            let mut words = Words::begin(bytes, Kind::Begun, 0);
-            words.word(time).word(begun.place).pair(begun.queue_pair, begun.destination);
-            words.word(begun.sequence.into());
+            let (index, stream) = flow_parts(begun.flow);
+            let mut words = Words::begin(bytes, Kind::Begun, index);
+            let destination = if let Flow::Pair(destination) = begun.flow { destination } else { 0 };
+            words.word(time).word(begun.place).pair(begun.queue_pair, destination).word(begun.number);
+            if let Some(stream) = stream {
+                words.word(bit(stream.from.is_ipv6(), V6));
+                write_stream(&mut words, stream);
+            }
             words.end();
         }
     }
 }
 
-fn read_packet(cursor: &mut Cursor<'_>) -> Option<(u64, Packet)> {
-    let (time, bits) = (cursor.word()?, cursor.word()?);
-    let ((source, destination), (sequence, acknowledged)) = (cursor.pair()?, cursor.pair()?);
-    let peer = match bits & V6 {
-        0 => IpAddr::from(Ipv4Addr::from(cursor.pair()?.0.to_ne_bytes())),
-        _ => IpAddr::from(Ipv6Addr::from(cursor.value::<[u8; 16]>()?)),
+/// Both addresses are of one family.
+fn write_stream(words: &mut Words<'_>, stream: Stream) {
+    for address in [stream.from, stream.to] {
+        write_ip(words, address.ip(), address.port());
+    }
+}
+
+fn read_address(cursor: &mut Cursor<'_>, bits: u64) -> Option<SocketAddr> {
+    let (ip, port) = match bits & V6 {
+        0 => {
+            let (ip, port) = cursor.pair()?;
+            (IpAddr::from(Ipv4Addr::from(ip.to_ne_bytes())), port)
+        }
+        _ => (IpAddr::from(Ipv6Addr::from(cursor.value::<[u8; 16]>()?)), cursor.word()? as u32),
     };
-    let packet = Packet {
-        direction: if bits & IN != 0 { Direction::In } else { Direction::Out },
-        peer,
+    Some(SocketAddr::new(ip, port as u16))
+}
+
+/// The flow of this kind. `None`: there is no such kind.
+fn read_flow(cursor: &mut Cursor<'_>, index: usize, bits: u64) -> Option<Flow> {
+    let stream = Stream { from: read_address(cursor, bits)?, to: read_address(cursor, bits)? };
+    match index {
+        STREAM => Some(Flow::Stream(stream)),
+        BESIDE => Some(Flow::Beside(stream)),
+        _ => None,
+    }
+}
+
+fn read_packet(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, Packet)> {
+    let (time, bits) = (cursor.word()?, cursor.word()?);
+    let direction = if bits & IN != 0 { Direction::In } else { Direction::Out };
+    let mut packet = Packet {
+        direction,
+        peer: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         kind: PacketKind::ALL.get((bits >> 8 & 0xff) as usize)?.1,
         begins: bits & BEGINS != 0,
         ends: bits & ENDS != 0,
         takes_receive: bits & TAKES_RECEIVE != 0,
-        source: (bits & HAS_SOURCE != 0).then_some(source),
-        destination,
-        sequence,
-        acknowledged: (bits & ACKNOWLEDGES != 0).then_some(acknowledged),
+        source: None,
+        queue_pair: None,
+        flow: Flow::Pair(0),
+        number: 0,
+        answers: Answers::Nothing,
         length: (bits >> 32) as u32,
         is_within: bits & WITHIN != 0,
     };
+    if index == PAIR {
+        let ((source, destination), (sequence, acknowledged)) = (cursor.pair()?, cursor.pair()?);
+        packet.peer = read_address(cursor, bits)?.ip();
+        packet.source = (bits & HAS_SOURCE != 0).then_some(source);
+        // Such a packet names the queue pair that it goes to, and no other.
+        packet.queue_pair = (direction == Direction::In).then_some(destination);
+        (packet.flow, packet.number) = (Flow::Pair(destination), sequence.into());
+        if bits & ACKNOWLEDGES != 0 {
+            packet.answers = Answers::UpTo(acknowledged);
+        }
+        return Some((time, packet));
+    }
+    (packet.number, packet.queue_pair) = (cursor.word()?, Some(cursor.word()? as u32));
+    let place = cursor.word()?;
+    if bits & PLACE != 0 {
+        packet.answers = Answers::Place(place);
+    }
+    packet.flow = read_flow(cursor, index, bits)?;
+    if let Flow::Stream(stream) | Flow::Beside(stream) = packet.flow {
+        packet.peer = if direction == Direction::In { stream.from } else { stream.to }.ip();
+    }
     Some((time, packet))
 }
 
-fn read_begun(cursor: &mut Cursor<'_>) -> Option<(u64, Begun)> {
+fn read_begun(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, Begun)> {
     let (time, place, (queue_pair, destination)) = (cursor.word()?, cursor.word()?, cursor.pair()?);
-    let sequence = cursor.word()? as u32;
-    Some((time, Begun { queue_pair, place, destination, sequence }))
+    let number = cursor.word()?;
+    let flow = match index {
+        PAIR => Flow::Pair(destination),
+        _ => {
+            let bits = cursor.word()?;
+            read_flow(cursor, index, bits)?
+        }
+    };
+    Some((time, Begun { queue_pair, place, flow, number }))
 }

@@ -5,7 +5,7 @@ use crate::calls::{CALLS, find};
 use crate::format::Seen;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Begun, Packet};
+use adverb_core::watch::{Answers, Begun, Flow, Packet, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::Answer;
@@ -58,6 +58,37 @@ fn call(name: &str, start: u64, tokens: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A packet of each flow, with addresses of both families.
+fn packets() -> Vec<Packet> {
+    let packet = Packet {
+        direction: Direction::In,
+        peer: "::1".parse().expect("an address"),
+        kind: PacketKind::Write,
+        begins: true,
+        ends: false,
+        takes_receive: false,
+        source: None,
+        queue_pair: Some(5),
+        flow: Flow::Pair(5),
+        number: 6,
+        answers: Answers::UpTo(4),
+        length: 4096,
+        is_within: true,
+    };
+    let address = |text: &str| text.parse().expect("an address");
+    let v4 = Stream { from: address("127.0.0.1:40000"), to: address("10.0.0.1:18700") };
+    let v6 = Stream { from: address("[fe80::1]:1"), to: address("[::1]:65535") };
+    let sent =
+        Packet { direction: Direction::Out, queue_pair: Some(0x11), answers: Answers::Nothing, ..packet };
+    vec![
+        packet,
+        Packet { queue_pair: None, peer: v4.to.ip(), ..sent },
+        Packet { flow: Flow::Stream(v4), number: 1 << 40, peer: v4.to.ip(), ..sent },
+        Packet { flow: Flow::Beside(v6), kind: PacketKind::Terminate, peer: v6.to.ip(), ..sent },
+        Packet { flow: Flow::Stream(v6), answers: Answers::Place(1 << 33), peer: v6.from.ip(), ..packet },
+    ]
+}
+
 #[test]
 fn what_a_call_has_written_is_read_in_each_format() {
     let file = Temporary::new("formats");
@@ -102,7 +133,7 @@ fn posts_and_polls_are_matched_when_they_are_read() {
     let end = PostEnd { end: base + 9, answer: answer(0, 0), taken: 2, fault: 0, bad: 0 };
     record::end_post(&mut bytes, 2, &end);
     ring.append(7, &bytes);
-    let begun = Seen::Begun(Begun { queue_pair: 0x11, place: 41, destination: 0x33, sequence: 9 });
+    let begun = Seen::Begun(Begun { queue_pair: 0x11, place: 41, flow: Flow::Pair(0x33), number: 9 });
     record::write_seen(&mut bytes, base + 3, &begun);
     ring.append(7, &bytes);
     let mut wc = ibv_wc::zeroed();
@@ -195,25 +226,25 @@ fn what_is_no_ring_is_refused_and_wrong_bytes_are_no_records() {
     assert!(Rings::read(Vec::new()).is_err_and(|why| why.contains("no ring")));
     let file = Temporary::new("wrong");
     let ring = small(&file, 2);
-    let packet = Packet {
-        direction: Direction::In,
-        peer: "::1".parse().expect("an address"),
-        kind: PacketKind::Write,
-        begins: true,
-        ends: false,
-        takes_receive: false,
-        source: None,
-        destination: 5,
-        sequence: 6,
-        acknowledged: Some(4),
-        length: 4096,
-        is_within: true,
-    };
     let mut bytes = Vec::new();
-    record::write_seen(&mut bytes, 1, &Seen::Packet(packet));
-    assert!(
-        matches!(record::read(&bytes), Some(record::Record::Seen(1, Seen::Packet(read))) if read == packet)
-    );
+    for packet in packets() {
+        record::write_seen(&mut bytes, 1, &Seen::Packet(packet));
+        let read = record::read(&bytes);
+        assert!(
+            matches!(read, Some(record::Record::Seen(1, Seen::Packet(read))) if read == packet),
+            "{packet:?}"
+        );
+        let begun = Begun { queue_pair: 1, place: u64::MAX, flow: packet.flow, number: packet.number };
+        record::write_seen(&mut bytes, 2, &Seen::Begun(begun));
+        assert!(
+            matches!(record::read(&bytes), Some(record::Record::Seen(2, Seen::Begun(read))) if read == begun),
+            "{begun:?}"
+        );
+        // A flow of a kind that there is not.
+        bytes[1] = 9;
+        assert!(record::read(&bytes).is_none());
+        record::write_seen(&mut bytes, 1, &Seen::Packet(packet));
+    }
     ring.append(7, &bytes);
     ring.append(7, &call("ibv_fork_init", 1, &[]));
     let whole = std::fs::read(&file.0).expect("a file");

@@ -353,9 +353,8 @@ impl Trace {
     }
 
     /// A transport has shown something.
-    pub(crate) fn seen(&self, seen: &Seen) {
+    pub(crate) fn seen(&self, time: u64, seen: &Seen) {
         let Some(_inside) = Inside::enter() else { return };
-        let time = clock::device();
         self.with_bytes(|bytes| record::write_seen(bytes, time, seen));
     }
 }
