@@ -194,7 +194,7 @@ def perftest(adverb, program, ending, device="roce0", *options):
         if client["requests"] != client["completed"]:
             raise Failed(f"some requests are not complete: {client}")
         stages = {row["stage"] for row in shown.rows("stages")}
-        wanted = {"post to first packet", "last packet to its arrival", "that to the poll of the completion"}
+        wanted = {"post to first packet", "last packet to its arrival", "its acknowledgement, or the answer, to the poll of the completion"}
         wanted |= {"arrival to the poll of the receive"} if "send" in program else set()
         wanted |= {"last packet to its acknowledgement, or the answer"} if "read" in program else set()
         if not wanted <= stages:

@@ -66,14 +66,14 @@ fn own(direction: wire::Direction, destination: u32) -> Option<u32> {
     (direction == wire::Direction::In).then_some(destination)
 }
 
-/// Tells the watcher of a packet, if there is one.
-fn tell_watcher(direction: Direction, packet: &Packet<'_>, is_within: bool) {
+/// Tells the watcher of a packet, if there is one. `time`: when it came, or was about to leave.
+fn tell_watcher(time: u64, direction: Direction, packet: &Packet<'_>, is_within: bool) {
     let Some(watcher) = watch::watcher() else { return };
     let (operation, bth) = (packet.opcode().operation(), packet.bth());
     let position = operation.position();
     let (direction, peer) = direction.parts();
     let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
-    let show = |packet: &watch::Packet| watcher.packet(clock::device(), packet);
+    let show = |packet: &watch::Packet| watcher.packet(time, packet);
     show(&watch::Packet {
         direction,
         peer,
@@ -129,24 +129,24 @@ pub(crate) fn straight(direction: Direction, straight: &Straight, request: Optio
     });
 }
 
-/// A datagram that this process has sent by the network.
+/// A datagram that this process has sent by the network. `time`: before it was sent. Its answer may have been taken in by another thread meanwhile.
 #[cold]
-pub(crate) fn sent(from: SocketAddr, to: SocketAddr, identification: u16, bytes: &[u8]) {
+pub(crate) fn sent(time: u64, from: SocketAddr, to: SocketAddr, identification: u16, bytes: &[u8]) {
     pcap::datagram(from, to, identification, bytes, 0);
-    tell_of_datagram(Direction::To(to.ip()), bytes);
+    tell_of_datagram(time, Direction::To(to.ip()), bytes);
 }
 
 /// A datagram that has come by the network.
 #[cold]
 pub(crate) fn received(from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
     pcap::datagram(from, to, 0, bytes, 0);
-    tell_of_datagram(Direction::From(from.ip()), bytes);
+    tell_of_datagram(clock::device(), Direction::From(from.ip()), bytes);
 }
 
-fn tell_of_datagram(direction: Direction, bytes: &[u8]) {
+fn tell_of_datagram(time: u64, direction: Direction, bytes: &[u8]) {
     match Packet::parse(bytes) {
         Ok(packet) => {
-            tell_watcher(direction, &packet, false);
+            tell_watcher(time, direction, &packet, false);
             log!(Packets, "{direction}: {packet}");
         }
         Err(why) => log!(Packets, "{direction}: {} bytes that are no packet: {why}", bytes.len()),
@@ -193,13 +193,13 @@ pub(crate) fn received_datagram_within(from: IpAddr, to: IpAddr, packet: &Packet
 pub(crate) fn handed(direction: Direction, arrival: &Arrival<'_>, packet: &[u8]) {
     frame((arrival.source, arrival.source_port), (arrival.local, arrival.local_port), packet, &[], 0);
     if let Ok(packet) = Packet::assemble(packet, Payload::Here(&[])) {
-        tell_watcher(direction, &packet, false);
+        tell_watcher(clock::device(), direction, &packet, false);
         log!(Packets, "{direction} from process to process: {packet}");
     }
 }
 
 fn tell_within(direction: Direction, packet: &Packet<'_>) {
-    tell_watcher(direction, packet, true);
+    tell_watcher(clock::device(), direction, packet, true);
     log!(Packets, "{direction} in shared memory: {packet}");
 }
 

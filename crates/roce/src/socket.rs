@@ -4,7 +4,7 @@
 use crate::observer;
 use crate::route::{Route, canonical};
 use adverb_core::fork::{self, ForkGeneration};
-use adverb_core::{setting, watch};
+use adverb_core::{clock, setting, watch};
 use std::io;
 use std::mem::{MaybeUninit, size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -261,6 +261,7 @@ impl Socket {
             all.msg_hdr.msg_controllen = message.control.used;
             head.write(all);
         }
+        let before = if watch::packets() { clock::device() } else { 0 };
         // SAFETY: as many headers as there are trains are written; each names live locals and bytes of `bytes`.
         let sent = unsafe {
             libc::syscall(
@@ -275,18 +276,18 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let sent = sent as usize;
-        if watch::packets() {
-            trains[..sent].iter().for_each(|train| self.show(bytes, train));
+        if before != 0 {
+            trains[..sent].iter().for_each(|train| self.show(before, bytes, train));
         }
         Ok(sent)
     }
 
     #[cold]
-    fn show(&self, bytes: &[u8], train: &Train) {
+    fn show(&self, time: u64, bytes: &[u8], train: &Train) {
         let from = SocketAddr::new(train.route.source, self.port);
         let to = SocketAddr::new(train.route.destination, train.route.port);
         for (index, datagram) in bytes[train.start..train.end].chunks(train.segment).enumerate() {
-            observer::sent(from, to, index as u16, datagram);
+            observer::sent(time, from, to, index as u16, datagram);
         }
     }
 

@@ -130,8 +130,9 @@ fn pairs(body: &mut String, trace: &Trace) {
         let done = found.entry((request.pid, &request.pair)).or_default();
         let is_done = u64::from(request.done.is_some());
         if request.is_receive() {
-            done.receives.0 += is_done;
-            done.receives.1 += request.length * is_done;
+            let is_taken = u64::from(request.done.as_ref().is_some_and(|(_, status)| status == "SUCCESS"));
+            done.receives.0 += is_taken;
+            done.receives.1 += request.length * is_taken;
         } else {
             done.sends.0 += 1;
             done.sends.1 += is_done;
@@ -178,7 +179,9 @@ const STAGES: [Stage; 6] = [
     ("last packet to its arrival", |one, _| Some(one.arrived?.1 - one.left?.1)),
     ("arrival to the poll of the receive", |one, receive| Some(receive?.done.as_ref()?.0 - one.arrived?.1)),
     ("last packet to its acknowledgement, or the answer", |one, _| Some(one.answered? - one.left?.1)),
-    ("that to the poll of the completion", |one, _| Some(one.done.as_ref()?.0 - one.answered?)),
+    ("its acknowledgement, or the answer, to the poll of the completion", |one, _| {
+        Some(one.done.as_ref()?.0 - one.answered?)
+    }),
 ];
 
 /// Where the time goes.

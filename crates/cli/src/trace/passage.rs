@@ -19,6 +19,8 @@ pub(super) struct Passage {
     begun: HashMap<Packet, usize>,
     /// The same by their last packet.
     ended: HashMap<Packet, usize>,
+    /// The last packet of a request that has left, by process, flow, and, where it is a datagram, its queue pair. Packets up to it leave once more.
+    last: HashMap<(u64, String, Option<String>), u64>,
     /// The request whose packets leave now, by process and flow.
     leaving: HashMap<(u64, String), usize>,
     /// Requests of streams that wait for an answer, by their place: the answer names it.
@@ -64,6 +66,11 @@ impl Passage {
         if let Some(pair) = said["begun"].as_str() {
             let key = ((pid, pair.to_owned()), said["place"].as_u64().unwrap_or(0));
             if let Some(request) = self.places.remove(&key) {
+                let flow = (pid, packet.0.clone(), None);
+                // The queue pair has begun anew.
+                if self.last.get(&flow).is_some_and(|last| is_up_to(packet.1, *last)) {
+                    self.last.remove(&flow);
+                }
                 self.leaving.insert((pid, packet.0.clone()), request);
                 self.begun.insert(packet, request);
                 if is_of_stream && trace.requests[request].is_read() {
@@ -88,7 +95,7 @@ impl Passage {
             // An indication at the start of a stream, or a fence within a host, is no request's. Immediate data are the Write's before.
             if is_of_stream && begins && kind != "IMMEDIATE" && !self.begun.contains_key(&packet) {
                 self.leaving.remove(&(pid, packet.0));
-            } else if is_request {
+            } else if is_request && (is_of_stream || self.is_first(pid, &packet, &said["from"])) {
                 self.leaves(trace, pid, (packet, is_of_stream), parts.time, (begins, ends));
             }
             return;
@@ -117,6 +124,16 @@ impl Passage {
                 self.waiting.entry(pair).or_default().push_back(request);
             }
         }
+    }
+
+    /// Whether a packet leaves for the first time.
+    fn is_first(&mut self, pid: u64, packet: &Packet, source: &Value) -> bool {
+        let key = (pid, packet.0.clone(), source.as_str().map(str::to_owned));
+        let is_first = self.last.get(&key).is_none_or(|last| !is_up_to(packet.1, *last));
+        if is_first {
+            self.last.insert(key, packet.1);
+        }
+        is_first
     }
 
     fn leaves(
@@ -262,6 +279,43 @@ mod tests {
         ]);
         let said: Vec<_> = found.requests.iter().map(|one| (one.left, one.answered)).collect();
         assert_eq!(said, [(None, None), (Some((0.6, 0.6)), Some(0.5))]);
+    }
+
+    #[test]
+    fn a_packet_that_goes_again_changes_nothing_and_a_poll_may_have_begun_before_it() {
+        let arrives = |time, psn| {
+            let mut packet = packet(time, 2, "in", "SEND", "only", "0x22", psn);
+            packet["takes_receive"] = json!(1);
+            packet
+        };
+        let begun = |time: f64, place: u64, psn: u64| json!({"time": time, "pid": 1, "begun": "0x11", "place": place, "to": "0x22", "psn": psn});
+        let polled = |time: f64, duration: f64, request: u64| json!({"time": time, "duration": duration, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [request], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}});
+        let found = trace(vec![
+            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7, 8], "arguments": {"qp": "0x22", "wr": [{"sg_list": []}, {"sg_list": []}]}}),
+            post(0.1, "IBV_WR_SEND", 1, 0),
+            post(0.1, "IBV_WR_SEND", 2, 1),
+            begun(0.2, 0, 5),
+            packet(0.2, 1, "out", "SEND", "only", "0x22", 5),
+            // It finds the message, which comes meanwhile.
+            polled(0.25, 0.1, 7),
+            arrives(0.3, 5),
+            packet(0.4, 1, "out", "SEND", "only", "0x22", 5),
+            arrives(0.5, 5),
+            begun(0.6, 1, 6),
+            packet(0.6, 1, "out", "SEND", "only", "0x22", 6),
+            arrives(0.7, 6),
+            polled(0.8, 0.1, 8),
+        ]);
+        let sends: Vec<_> = found.requests.iter().filter(|one| !one.is_receive()).collect();
+        let said: Vec<_> = sends.iter().map(|one| (one.left, one.arrived)).collect();
+        let both = |time| Some((time, time));
+        assert_eq!(said, [(both(0.2), both(0.3)), (both(0.6), both(0.7))]);
+        let receives: Vec<_> =
+            (0..found.requests.len()).filter(|place| found.requests[*place].is_receive()).collect();
+        assert_eq!(
+            sends.iter().map(|one| one.partner).collect::<Vec<_>>(),
+            [Some(receives[0]), Some(receives[1])]
+        );
     }
 
     /// Of a stream: a Write with immediate data, a Read that is answered, an indication that is no request's, and a message beside the stream.

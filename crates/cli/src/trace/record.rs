@@ -168,7 +168,9 @@ impl Trace {
                 let pid = object["pid"].as_u64().unwrap_or(0);
                 trace.processes.insert(pid, text(&object["args"]["name"]));
             } else if let Some(parts) = parts(source.format, &object) {
-                order.push((!parts.is_post(), parts.time, index as u32));
+                // What a call finds, it has found at its end at the latest: it may have begun before that came.
+                let time = if parts.is_packet() { parts.time } else { parts.time + parts.duration };
+                order.push((!parts.is_post(), time, index as u32));
             }
         }
         order.sort_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)));
