@@ -1,8 +1,10 @@
 //! What a process has done, in numbers that another process can read: in memory ([`Page`]) that `adverb devices -v` finds under `/proc/PID/fd` of every running
 //! process of the same user, and that the files of counters are summed up from ([`files`]).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 pub mod files;
 mod lines;
@@ -173,7 +175,7 @@ pub struct Process {
     pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
-    /// Where it is asked for its objects ([`crate::inspect::ask`]), if it is.
+    /// Where it is asked for its objects ([`crate::inspect::ask_all`]), if it is.
     pub place: Option<u64>,
     /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how many more there are.
     pub memory: (Vec<String>, u64),
@@ -181,11 +183,59 @@ pub struct Process {
 
 /// The counters of the running processes, those of other users left out, in the order of their numbers.
 pub fn running() -> Vec<Process> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut found: Vec<Process> = ids.filter_map(process).collect();
-    found.sort_unstable_by_key(|process| process.id);
-    found
+    Looker::default().look()
+}
+
+/// Looks at the running processes again and again. Most of a host's processes count nothing, and to find that out takes a look at all their descriptors: so those that have
+/// been without counters for a while are looked at less often.
+#[derive(Default)]
+pub struct Looker {
+    without: HashMap<u32, Bystander>,
+}
+
+/// A process that counted nothing at the last look.
+#[derive(Clone, Copy)]
+struct Bystander {
+    /// When it was found.
+    since: Instant,
+    /// When it was looked at last.
+    looked: Instant,
+}
+
+impl Bystander {
+    /// The longest time without a look.
+    const MOST: Duration = Duration::from_secs(2);
+
+    /// Whether it may count by now. A young process begins soon, or never.
+    fn is_due(&self, now: Instant) -> bool {
+        let age = self.looked.saturating_duration_since(self.since);
+        now.saturating_duration_since(self.looked) >= (age / 2).min(Self::MOST)
+    }
+}
+
+impl Looker {
+    /// The counters of the running processes, those of other users left out, in the order of their numbers.
+    pub fn look(&mut self) -> Vec<Process> {
+        let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+        let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let (now, mut without) = (Instant::now(), HashMap::new());
+        let mut found = Vec::new();
+        for id in ids {
+            let known = self.without.get(&id).copied();
+            if let Some(known) = known.filter(|known| !known.is_due(now)) {
+                without.insert(id, known);
+            } else if let Some(process) = process(id) {
+                found.push(process);
+            } else {
+                let since = known.map_or(now, |known| known.since);
+                without.insert(id, Bystander { since, looked: now });
+            }
+        }
+        // Those that have ended are forgotten.
+        self.without = without;
+        found.sort_unstable_by_key(|process| process.id);
+        found
+    }
 }
 
 /// The descriptors of a process behind which its pages of counters are.
@@ -216,6 +266,16 @@ fn process(id: u32) -> Option<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_without_counters_is_looked_at_less_and_less() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let without = |looked| Bystander { since: start, looked: at(looked) };
+        assert!(without(0).is_due(at(0)), "a new one");
+        assert!(!without(100).is_due(at(149)) && without(100).is_due(at(150)));
+        assert!(!without(60_000).is_due(at(61_999)) && without(60_000).is_due(at(62_000)));
+    }
 
     #[test]
     fn another_process_reads_what_this_one_counts() {

@@ -217,58 +217,117 @@ pub struct Objects {
     pub has_all_but_regions: bool,
 }
 
-/// Asks the process that listens at a place ([`crate::counters::Process::place`]); `patience` is for one that is stopped.
-///
-/// # Errors
-/// It is not there, is another user's and this process is not root's, or does not answer in time.
-pub fn ask(place: u64, patience: Duration) -> io::Result<Objects> {
-    let connection = Connection::open(&name(place))?;
-    // SAFETY: no arguments.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    if !connection.is_same_user() && !is_root {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are stopped. The answers are in the
+/// order of the places. An error: the process is not there, is another user's and this process is not root's, or does not answer in time.
+pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
+    /// As many descriptors are open at a time.
+    const AT_ONCE: usize = 256;
     let deadline = Instant::now() + patience;
-    let mut objects = Objects::default();
     let mut buffer = vec![0; 2 * MESSAGE];
-    let mut length = 0;
-    loop {
-        if Instant::now() >= deadline {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match connection.receive(&mut buffer) {
-            Ok([]) => return Ok(objects),
-            Ok(message) => {
-                length += message.len();
-                if length > ANSWER {
-                    return Err(io::ErrorKind::FileTooLarge.into());
-                }
-                for line in String::from_utf8_lossy(message).lines() {
-                    objects.is_whole |= line == END;
-                    objects.has_all_but_regions |= line == BUT_REGIONS;
-                    objects.all.extend(Object::parse(line));
-                }
+    let mut answers = Vec::with_capacity(places.len());
+    for some in places.chunks(AT_ONCE) {
+        let mut asked: Vec<_> = some.iter().map(|place| Inquiry::begin(*place)).collect();
+        loop {
+            for one in &mut asked {
+                one.take(&mut buffer, deadline);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(&connection, deadline)?,
-            Err(error) => return Err(error),
+            if !wait(&asked, deadline) {
+                break;
+            }
+        }
+        answers.extend(asked.into_iter().map(Inquiry::end));
+    }
+    answers
+}
+
+/// A process that has been asked.
+enum Inquiry {
+    /// More may come.
+    Open { connection: Connection, objects: Objects, length: usize },
+    /// It has answered, or does not.
+    Done(io::Result<Objects>),
+}
+
+impl Inquiry {
+    fn begin(place: u64) -> Self {
+        let opened = Connection::open(&name(place)).and_then(|connection| {
+            // SAFETY: no arguments.
+            let is_root = unsafe { libc::geteuid() } == 0;
+            if connection.is_same_user() || is_root {
+                Ok(connection)
+            } else {
+                Err(io::ErrorKind::PermissionDenied.into())
+            }
+        });
+        match opened {
+            Ok(connection) => Self::Open { connection, objects: Objects::default(), length: 0 },
+            Err(error) => Self::Done(Err(error)),
+        }
+    }
+
+    /// Takes what has come, until the deadline.
+    fn take(&mut self, buffer: &mut [u8], deadline: Instant) {
+        let Self::Open { connection, objects, length } = self else { return };
+        let end = loop {
+            match connection.receive(buffer) {
+                Ok([]) => break Ok(std::mem::take(objects)),
+                Ok(message) => {
+                    *length += message.len();
+                    if *length > ANSWER {
+                        break Err(io::ErrorKind::FileTooLarge.into());
+                    }
+                    for line in String::from_utf8_lossy(message).lines() {
+                        objects.is_whole |= line == END;
+                        objects.has_all_but_regions |= line == BUT_REGIONS;
+                        objects.all.extend(Object::parse(line));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => break Err(error),
+            }
+            // A peer that never stops costs no more.
+            if Instant::now() >= deadline {
+                return;
+            }
+        };
+        *self = Self::Done(end);
+    }
+
+    fn end(self) -> io::Result<Objects> {
+        match self {
+            Self::Open { .. } => Err(io::ErrorKind::TimedOut.into()),
+            Self::Done(answer) => answer,
         }
     }
 }
 
-/// Until there is something to receive.
-fn wait(connection: &Connection, deadline: Instant) -> io::Result<()> {
+/// Until there is something to receive from one of them. False: all have answered, or the time is over.
+fn wait(asked: &[Inquiry], deadline: Instant) -> bool {
+    let mut polled: Vec<_> = asked
+        .iter()
+        .filter_map(|one| match one {
+            Inquiry::Open { connection, .. } => {
+                Some(libc::pollfd { fd: connection.fd(), events: libc::POLLIN, revents: 0 })
+            }
+            Inquiry::Done(_) => None,
+        })
+        .collect();
     let left = deadline.saturating_duration_since(Instant::now());
-    let mut polled = libc::pollfd { fd: connection.fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one live pollfd.
-    match unsafe { libc::poll(&raw mut polled, 1, left.as_millis() as libc::c_int) } {
-        0 => Err(io::ErrorKind::TimedOut.into()),
-        _ => Ok(()),
+    if polled.is_empty() || left.is_zero() {
+        return false;
     }
+    // Rounded up, so that the last look is at the deadline and not before.
+    let left = left.as_micros().div_ceil(1000) as libc::c_int;
+    // SAFETY: as many live pollfds.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, left) };
+    // A signal has come, perhaps.
+    ready > 0 || ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seqpacket::accept;
 
     #[test]
     fn lines_are_read_as_they_were_made() {
@@ -282,5 +341,44 @@ mod tests {
         for other in ["", "end", "something\tx=1"] {
             assert_eq!(Object::parse(other), None);
         }
+    }
+
+    /// No process waits for the answer of another one: the first answer comes when all have been asked.
+    #[test]
+    fn all_are_asked_at_once() {
+        const MANY: u64 = 8;
+        const LIMIT: Duration = Duration::from_secs(60);
+        let place = |number: u64| u64::from(std::process::id()) << 32 | number;
+        let listeners: Vec<_> =
+            (1..=MANY).map(|number| Listener::bind(&name(place(number))).expect("a name")).collect();
+        let connected = |listener: &Listener| loop {
+            match accept(listener.fd()) {
+                Ok(connection) => return connection,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            std::thread::yield_now();
+        };
+        // Nobody listens at the last.
+        let places: Vec<u64> = (1..=MANY + 1).map(place).collect();
+        let answers = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let connections: Vec<_> = listeners.iter().map(connected).collect();
+                for (number, connection) in connections.iter().enumerate().skip(1) {
+                    let line = Line::of(Kind::QueuePair).with("number", number).text();
+                    connection.send(&[format!("{line}\n{BUT_REGIONS}\n{END}\n").as_bytes()]).expect("room");
+                }
+            });
+            ask_all(&places, LIMIT)
+        });
+        let numbers: Vec<_> = answers
+            .iter()
+            .map(|answer| answer.as_ref().ok().map(|said| (said.is_whole, said.all.len() as u64)))
+            .collect();
+        let expected: Vec<_> =
+            [Some((false, 0))].into_iter().chain((1..MANY).map(|_| Some((true, 1)))).chain([None]).collect();
+        assert_eq!(numbers, expected);
+        // One that says nothing is waited for no longer than the others may take.
+        let silent = ask_all(&places[..1], Duration::from_millis(1)).pop();
+        assert!(silent.is_some_and(|answer| answer.is_err_and(|why| why.kind() == io::ErrorKind::TimedOut)));
     }
 }

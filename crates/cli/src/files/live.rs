@@ -11,7 +11,7 @@
 
 use super::Content;
 use adverb_core::counters::{Counters, files};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -20,6 +20,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// What a new file is called before it gets its place.
 pub(super) const NEW: &str = ".counted";
@@ -44,8 +45,44 @@ pub(super) struct Live {
     /// The folder of each watch.
     watched: HashMap<i32, PathBuf>,
     files: HashMap<PathBuf, CounterFile>,
+    /// What was counted when a file was handed out last.
+    known: CountCache,
     /// Nobody is to wait for this thread, which is about to be stopped.
     rests: bool,
+}
+
+/// What was counted a moment ago: a program that reads all files of a device has the pages of the processes read once. A file that has been handed out from it says
+/// something newer the next time.
+#[derive(Default)]
+struct CountCache {
+    at: Option<Instant>,
+    totals: Vec<(String, Counters)>,
+    handed_out: HashSet<PathBuf>,
+}
+
+impl CountCache {
+    /// It is good for this long.
+    const GOOD: Duration = Duration::from_millis(100);
+
+    /// Whether a file may say what is known.
+    fn is_good_for(&self, path: &Path, now: Instant) -> bool {
+        let age = self.at.map(|at| now.saturating_duration_since(at));
+        age.is_some_and(|age| age < Self::GOOD) && !self.handed_out.contains(path)
+    }
+
+    /// What a file is to say.
+    fn totals(
+        &mut self,
+        path: &Path,
+        now: Instant,
+        count: impl FnOnce() -> Vec<(String, Counters)>,
+    ) -> &[(String, Counters)] {
+        if !self.is_good_for(path, now) {
+            *self = Self { at: Some(now), totals: count(), handed_out: HashSet::new() };
+        }
+        self.handed_out.insert(path.to_owned());
+        &self.totals
+    }
 }
 
 /// What the kernel tells.
@@ -106,6 +143,7 @@ impl Live {
             kernel: None,
             watched: HashMap::new(),
             files: HashMap::new(),
+            known: CountCache::default(),
             rests: false,
         };
         let begun = Kernel::begin().map(|kernel| live.kernel = Some(kernel));
@@ -181,7 +219,7 @@ impl Live {
     }
 
     fn totals(&self) -> Vec<(String, Counters)> {
-        self.root.to_str().map(files::totals).unwrap_or_default()
+        count(&self.root)
     }
 
     /// What to wait for: [`Live::serve`] then has something to do.
@@ -201,18 +239,21 @@ impl Live {
         if self.kernel.is_none() {
             return self.write_all();
         }
-        let (wanted, changed) = (self.wanted(), self.changed());
+        let (wanted, mut changed) = (self.wanted(), self.changed());
         if wanted.is_empty() && changed.is_empty() {
             return;
         }
-        let totals = self.totals();
+        let now = Instant::now();
         if !wanted.is_empty() {
             let is_wanted = |counted: &CounterFile| wanted.contains(&counted.file.as_raw_fd());
             let paths = self.files.iter().filter(|(_, counted)| is_wanted(counted));
             let paths: Vec<_> = paths.map(|(path, _)| path.clone()).collect();
-            paths.iter().for_each(|path| self.hand_out(path, &totals));
+            paths.iter().for_each(|path| self.hand_out(path, now));
         }
-        if !self.rests {
+        // Closes of files that have their leases change nothing.
+        changed.retain(|path| self.is_open_to_all(path));
+        if !self.rests && !changed.is_empty() {
+            let totals = self.totals();
             changed.iter().for_each(|path| self.take_up(path, &totals));
         }
     }
@@ -232,8 +273,9 @@ impl Live {
     }
 
     /// Who waits for this file reads what is now. Who comes later waits for another one.
-    fn hand_out(&mut self, path: &Path, totals: &[(String, Counters)]) {
+    fn hand_out(&mut self, path: &Path, now: Instant) {
         let Some(counted) = self.files.get_mut(path) else { return };
+        let totals = self.known.totals(path, now, || count(&self.root));
         let value = value(totals, &counted.device, counted.name);
         counted.write(value);
         if self.rests || !self.renew(path, value) {
@@ -297,6 +339,11 @@ impl Live {
             }
         }
         changed
+    }
+
+    /// Whether the next process that opens this file would not wait, or would find another file.
+    fn is_open_to_all(&self, path: &Path) -> bool {
+        self.files.get(path).is_some_and(|counted| !counted.leased || !counted.is_at(path))
     }
 
     /// A process that opens the file from now on waits.
@@ -365,6 +412,11 @@ fn split(path: &str) -> Option<(String, &'static str)> {
     Some((device.rsplit_once('/')?.1.to_owned(), name))
 }
 
+/// What the processes of the run have counted until now.
+fn count(root: &Path) -> Vec<(String, Counters)> {
+    root.to_str().map(files::totals).unwrap_or_default()
+}
+
 fn value(totals: &[(String, Counters)], device: &str, name: &str) -> u64 {
     let counted = totals.iter().find(|(known, _)| known == device);
     counted.and_then(|(_, counters)| files::value(name, counters)).unwrap_or_default()
@@ -400,6 +452,23 @@ fn write_new(root: &Path, path: &Path, value: u64, is_wanted: bool) -> io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_files_of_a_device_are_counted_once_and_each_file_anew_when_it_is_read_again() {
+        let (mut known, now) = (CountCache::default(), Instant::now());
+        let (one, other) = (Path::new("/one"), Path::new("/other"));
+        let counted = std::cell::Cell::new(0);
+        let mut read = |path, at| {
+            known.totals(path, at, || {
+                counted.set(counted.get() + 1);
+                Vec::new()
+            });
+            counted.get()
+        };
+        assert_eq!((read(one, now), read(other, now)), (1, 1));
+        assert_eq!((read(one, now), read(other, now)), (2, 2), "the same file");
+        assert_eq!(read(Path::new("/third"), now + CountCache::GOOD), 3, "it is old");
+    }
 
     #[test]
     fn files_that_move_are_known_by_their_paths() {

@@ -42,10 +42,11 @@ impl Process {
 /// This user's processes that answer.
 fn processes(about: About) -> Result<Vec<Process>, Failure> {
     let mut all = Vec::new();
-    for process in counters::running().into_iter().filter(|process| !process.elsewhere) {
-        let Some(objects) = process.place.and_then(|place| inspect::ask(place, ANSWER_TIMEOUT).ok()) else {
-            continue;
-        };
+    let running = counters::running().into_iter().filter(|process| !process.elsewhere);
+    let (processes, places): (Vec<_>, Vec<_>) =
+        running.filter_map(|process| process.place.map(|place| (process, place))).unzip();
+    for (process, answer) in processes.into_iter().zip(inspect::ask_all(&places, ANSWER_TIMEOUT)) {
+        let Ok(objects) = answer else { continue };
         let is_enough = match about {
             About::Regions | About::Summary => objects.is_whole,
             _ => objects.has_all_but_regions,

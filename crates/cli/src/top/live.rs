@@ -2,6 +2,7 @@
 
 use super::sample::{Sample, Use, uses};
 use super::table::{Choice, HEAD, Kind, NUMBERS, Order, Row, rows};
+use adverb_core::counters::Looker;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Alignment, Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -9,6 +10,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Table};
 use ratatui::{DefaultTerminal, Frame};
 use std::io;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -21,8 +23,8 @@ const KEYS: &str = "sort: (o)ut (i)n (s)end queue (r)etries (n)ame (p)rocess   /
 /// What the user does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Looks.
-    Looks,
+    /// Sampler.
+    Sampler,
     /// Types a filter.
     Types,
 }
@@ -92,32 +94,89 @@ fn is_gone() -> bool {
     unsafe { libc::poll(&raw mut polled, 1, 0) > 0 }
 }
 
+/// A thread that looks at the processes, so that keys do not wait for processes that do not answer.
+struct Sampler {
+    wanted: Sender<()>,
+    taken: Receiver<Sample>,
+    /// The thread looks.
+    under_way: bool,
+}
+
+impl Sampler {
+    /// While the thread looks, keys are waited for no longer than this.
+    const PAUSE: Duration = Duration::from_millis(10);
+
+    fn begin(mut looker: Looker) -> io::Result<Self> {
+        let (wanted, wishes) = mpsc::channel();
+        let (samples, taken) = mpsc::channel();
+        std::thread::Builder::new().name("looks".into()).spawn(move || {
+            while wishes.recv().is_ok() && samples.send(Sample::take(&mut looker)).is_ok() {}
+        })?;
+        Ok(Self { wanted, taken, under_way: false })
+    }
+
+    /// Has the thread look, unless it does.
+    fn want(&mut self) {
+        // Where the thread has ended, `take` says so.
+        let _ = self.wanted.send(());
+        self.under_way = true;
+    }
+
+    /// What it has seen, once.
+    ///
+    /// # Errors
+    /// The thread has ended.
+    fn take(&mut self) -> io::Result<Option<Sample>> {
+        match self.taken.try_recv() {
+            Ok(sample) => {
+                self.under_way = false;
+                Ok(Some(sample))
+            }
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => {
+                Err(io::Error::other("the thread that looks at processes has ended"))
+            }
+        }
+    }
+}
+
 fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice: Choice) -> io::Result<()> {
-    let mut before = Sample::take();
+    let mut looker = Looker::default();
+    let mut before = Sample::take(&mut looker);
+    let mut looks = Sampler::begin(looker)?;
     let mut view = View { choice, mode: Mode::Looks, holds: false, first: 0, uses: uses(&before, &before) };
     let mut next = Instant::now() + interval;
+    let mut is_new = true;
     loop {
         if is_gone() {
             return Ok(());
         }
-        {
+        if std::mem::take(&mut is_new) {
             let _writes = ends.writes.lock();
             terminal.draw(|frame| view.draw(frame))?;
         }
         // Sleeps until a key comes or the next look is due.
-        if event::poll(next.saturating_duration_since(Instant::now()))? {
+        let rest = next.saturating_duration_since(Instant::now());
+        if event::poll(if looks.under_way { Sampler::PAUSE } else { rest })? {
             match event::read()? {
                 Event::Key(key) if key.kind == KeyEventKind::Press && !view.take(key) => return Ok(()),
                 _ => {}
             }
+            is_new = true;
             continue;
         }
-        if !view.holds {
-            let now = Sample::take();
-            view.uses = uses(&before, &now);
-            before = now;
+        if let Some(now) = looks.take()? {
+            if !view.holds {
+                view.uses = uses(&before, &now);
+                before = now;
+            }
+            next = Instant::now() + interval;
+            is_new = true;
+        } else if view.holds {
+            next = Instant::now() + interval;
+        } else if !looks.under_way {
+            looks.want();
         }
-        next = Instant::now() + interval;
     }
 }
 

@@ -6,6 +6,7 @@ mod sample;
 mod table;
 
 use crate::failure::Failure;
+use adverb_core::counters::Looker;
 use sample::{Sample, uses};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -56,9 +57,10 @@ pub(crate) fn top(args: &Args) -> Result<ExitCode, Failure> {
     let interval = Duration::from_secs_f64(args.interval);
     let choice = Choice { order: args.sort, filter: args.filter.clone(), with_pairs: true };
     if args.once {
-        let before = Sample::take();
+        let mut looker = Looker::default();
+        let before = Sample::take(&mut looker);
         std::thread::sleep(interval);
-        let now = uses(&before, &Sample::take());
+        let now = uses(&before, &Sample::take(&mut looker));
         let text = if args.json { report::json(&now, &choice) } else { report::text(&now, &choice) };
         match std::io::stdout().write_all(text.as_bytes()) {
             // The reader has seen enough.

@@ -1,28 +1,12 @@
 //! What running programs do: their counters, and their objects as they answer ([`adverb_core::inspect`]). Rates come from two looks.
 
-use adverb_core::counters::{self, Counters};
+use adverb_core::counters::{self, Counters, Looker};
 use adverb_core::inspect::{self, Kind, Object, Objects};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a process may take to answer.
+/// How long the processes may take to answer, all together.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
-
-/// So many are asked at a time: a view of root waits once for those that do not answer, not for each.
-const AT_ONCE: usize = 32;
-
-type ObjectAnswer = (u32, Objects);
-
-/// What these processes answer.
-fn ask_all(
-    some: &[counters::Process],
-    ask: impl Fn(&counters::Process) -> Option<ObjectAnswer> + Send + Sync + Copy,
-) -> Vec<ObjectAnswer> {
-    std::thread::scope(|scope| {
-        let asked: Vec<_> = some.iter().map(|process| scope.spawn(move || ask(process))).collect();
-        asked.into_iter().filter_map(|answer| answer.join().ok().flatten()).collect()
-    })
-}
 
 /// A look at all processes.
 pub(super) struct Sample {
@@ -34,13 +18,13 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Looks at the processes that this user may look at.
-    pub(super) fn take() -> Self {
-        let processes = counters::running();
-        let ask = |process: &counters::Process| {
-            let place = process.place.filter(|_| !process.elsewhere && !is_stopped(process.id))?;
-            Some((process.id, inspect::ask(place, ANSWER_TIMEOUT).ok()?))
-        };
-        let objects = processes.chunks(AT_ONCE).flat_map(|some| ask_all(some, ask)).collect();
+    pub(super) fn take(looker: &mut Looker) -> Self {
+        let processes = looker.look();
+        let asked = processes.iter().filter(|process| !process.elsewhere && !is_stopped(process.id));
+        let (ids, places): (Vec<_>, Vec<_>) =
+            asked.filter_map(|process| Some((process.id, process.place?))).unzip();
+        let answers = ids.into_iter().zip(inspect::ask_all(&places, ANSWER_TIMEOUT));
+        let objects = answers.filter_map(|(id, answer)| Some((id, answer.ok()?))).collect();
         Self { at: Instant::now(), processes, objects }
     }
 

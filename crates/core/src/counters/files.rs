@@ -110,7 +110,7 @@ pub fn value(name: &str, counters: &Counters) -> Option<u64> {
 pub fn totals(folder: &str) -> Vec<(String, Counters)> {
     let mut totals: Vec<(String, Counters)> = Vec::new();
     let pages = (0..PAGES).map_while(|number| page::read(&page(folder, number)).ok());
-    for device in pages.flatten().flat_map(|page| page.devices) {
+    for device in pages.flatten() {
         let at = totals.iter().position(|(name, _)| *name == device.name).unwrap_or_else(|| {
             totals.push((device.name, Counters::private()));
             totals.len() - 1

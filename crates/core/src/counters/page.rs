@@ -10,7 +10,7 @@ use crate::descriptor::set_length;
 use crate::setting;
 use std::ffi::{CStr, CString, c_void};
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// The name under which a memfd shows in `/proc/PID/fd`, behind a word of the kernel's.
@@ -232,57 +232,80 @@ pub(super) struct DeviceCounters {
     pub(super) before: Counters,
 }
 
-/// The page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None if there is no file, or nothing in it.
-pub(super) fn read(path: &str) -> std::io::Result<Option<PageContents>> {
+const CHANGING: usize = std::mem::offset_of!(Page, changing);
+const NAMES: usize = std::mem::offset_of!(Page, names);
+const LINES: usize = std::mem::offset_of!(Page, lines);
+const SETS: usize = std::mem::offset_of!(Page, sets);
+
+/// The devices of the page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None of them is there if nothing is in it. Only the
+/// parts that are in use are read: a page is long.
+///
+/// # Errors
+/// There is no such file.
+pub(super) fn read(path: &str) -> std::io::Result<Vec<DeviceCounters>> {
     /// How often it is read.
     const ATTEMPTS: u32 = 100;
-    const CHANGING: usize = std::mem::offset_of!(Page, changing);
-    let changing = |bytes: &[u8]| {
-        let word = bytes.get(CHANGING..CHANGING + 8)?;
-        Some(u64::from_ne_bytes(word.try_into().ok()?))
+    let file = open(path)?;
+    let mut head = vec![0; LINES];
+    if file.read_exact_at(&mut head, 0).is_err() || head[..8] != MAGIC.to_ne_bytes() {
+        return Ok(Vec::new());
+    }
+    let names = &head[NAMES..];
+    let used = names.chunks_exact(NAME).rposition(|name| name[0] != 0).map_or(0, |last| last + 1);
+    let mut sets = vec![0; used * size_of::<Set>()];
+    let changing = || {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, CHANGING as u64).map(|()| u64::from_ne_bytes(word))
     };
-    let mut bytes = bytes_of(path)?;
     for _ in 0..ATTEMPTS {
-        let again = bytes_of(path)?;
-        // The first bytes were read between two looks at the word.
-        if changing(&bytes) == changing(&again) && changing(&bytes).is_none_or(|word| word & 1 == 0) {
+        let before = changing()?;
+        if file.read_exact_at(&mut sets, SETS as u64).is_err() {
+            return Ok(Vec::new());
+        }
+        if before & 1 == 0 && changing()? == before {
             break;
         }
-        bytes = again;
     }
-    Ok(parse(&bytes))
+    Ok(counted(&names[..used * NAME], &sets).unwrap_or_default())
 }
 
-/// The bytes of a page. The file may be anybody's: it is not waited for, and read no further than a page goes.
-pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec<u8>> {
+/// A file that may be anybody's: it is not waited for.
+fn open(path: impl AsRef<std::path::Path>) -> std::io::Result<std::fs::File> {
     let file = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
+    Ok(file)
+}
+
+/// The bytes of a page, read no further than a page goes.
+pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(size_of::<Page>() as u64).read_to_end(&mut bytes)?;
+    open(path)?.take(size_of::<Page>() as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// None if they are of another version.
-pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
-    const NAMES: usize = std::mem::offset_of!(Page, names);
-    const LINES: usize = std::mem::offset_of!(Page, lines);
-    const SETS: usize = std::mem::offset_of!(Page, sets);
-    if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
-        return None;
-    }
-    let mut words =
-        bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+/// The devices with these names and sets. None if there are too few sets.
+fn counted(names: &[u8], sets: &[u8]) -> Option<Vec<DeviceCounters>> {
+    let mut words = sets.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
     let mut devices = Vec::new();
-    for name in bytes[NAMES..LINES].chunks_exact(NAME).take(DEVICES) {
+    for name in names.chunks_exact(NAME) {
         let (own, before) = (Counters::copied(&mut words)?, Counters::copied(&mut words)?);
         let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
         if !name.is_empty() {
             devices.push(DeviceCounters { name, own, before });
         }
     }
+    Some(devices)
+}
+
+/// None if they are of another version.
+pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
     const PLACE: usize = std::mem::offset_of!(Page, place);
+    if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
+        return None;
+    }
+    let devices = counted(&bytes[NAMES..NAMES + NAME * DEVICES], &bytes[SETS..])?;
     let place = u64::from_ne_bytes(bytes[PLACE..PLACE + 8].try_into().expect("8 bytes"));
     Some(PageContents {
         place: (place != 0).then_some(place),

@@ -28,9 +28,10 @@ pub(super) fn queue_pair(pair: &QueuePair) -> String {
             let line = line.with("receive_posted", posted).with("receive_taken", taken);
             line.with("receive_room", queue.capacity())
         }
-        Receives::Shared { queue, .. } => {
+        Receives::Shared { queue, held, .. } => {
             let (left, room) = queue.fill();
-            line.with("srq", queue.number()).with("srq_left", left).with("srq_room", room)
+            let line = line.with("srq", queue.number()).with("srq_left", left).with("srq_room", room);
+            line.with("receive_taken", held.in_all())
         }
         Receives::Extended(_) | Receives::Nowhere => line,
     };

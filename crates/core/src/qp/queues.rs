@@ -68,6 +68,34 @@ pub struct Queues {
     pub(super) failed: LastFailure,
 }
 
+/// Receives of a shared queue that messages of one queue pair have taken: how many of them are not complete, and how many there were in all, modulo 2^32.
+#[derive(Default)]
+pub(super) struct ReceiveCounts(AtomicU64);
+
+impl ReceiveCounts {
+    /// Both numbers are in one word: the second one costs nothing.
+    const IN_ALL: u64 = 1 << 32;
+
+    fn take(&self) {
+        self.0.fetch_add(Self::IN_ALL + 1, Ordering::SeqCst);
+    }
+
+    /// One that was taken is complete.
+    fn complete(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether all are complete.
+    fn is_none(&self) -> bool {
+        self.0.load(Ordering::SeqCst) as u32 == 0
+    }
+
+    /// How many there were.
+    pub(super) fn in_all(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) / Self::IN_ALL
+    }
+}
+
 /// Where messages find their receives.
 #[expect(
     clippy::large_enum_variant,
@@ -79,8 +107,8 @@ pub(super) enum Receives {
     /// In one that it shares.
     Shared {
         queue: Arc<SharedReceiveQueue>,
-        /// Receives that messages of this queue pair have taken and that are not complete.
-        held: AtomicU32,
+        /// What messages of this queue pair have taken.
+        held: ReceiveCounts,
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
     },
@@ -122,9 +150,11 @@ impl Queues {
                     let (requests, sges) = (capabilities.max_recv_wr, capabilities.max_recv_sge);
                     Receives::Own(ReceiveQueue::new(requests, sges, giver)?)
                 }
-                Some(queue) => {
-                    Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
-                }
+                Some(queue) => Receives::Shared {
+                    queue,
+                    held: ReceiveCounts::default(),
+                    last_reported: AtomicBool::new(false),
+                },
             },
             send_cq: options.send_cq,
             receive_cq: options.receive_cq,
@@ -373,7 +403,7 @@ impl Queues {
             Receives::Shared { queue, held, .. } => {
                 // IB-SRQ-8
                 let work = queue.take()?;
-                held.fetch_add(1, Ordering::SeqCst);
+                held.take();
                 Some(work)
             }
             Receives::Extended(extended) => extended.take(),
@@ -452,7 +482,7 @@ impl Queues {
                 queue.give_back(work);
                 self.receive_cq.push(completion, solicited);
                 // IB-SRQ-3
-                held.fetch_sub(1, Ordering::SeqCst);
+                held.complete();
                 self.report_last_receive();
             }
             Receives::Extended(extended) => {
@@ -480,7 +510,7 @@ impl Queues {
     fn report_last_receive(&self) {
         let Receives::Shared { held, last_reported, .. } = &self.receives else { return };
         if self.flushed.load(Ordering::SeqCst)
-            && held.load(Ordering::SeqCst) == 0
+            && held.is_none()
             && !self.silent.load(Ordering::SeqCst)
             && !last_reported.swap(true, Ordering::SeqCst)
         {
@@ -530,5 +560,24 @@ impl Queues {
             State::Sqe => self.send.flush(self, || self.state() == State::Sqe),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReceiveCounts;
+
+    #[test]
+    fn receives_of_a_shared_queue_are_counted_also_when_they_are_complete() {
+        let held = ReceiveCounts::default();
+        (0..3).for_each(|_| held.take());
+        held.complete();
+        assert!(!held.is_none() && held.in_all() == 3);
+        (0..2).for_each(|_| held.complete());
+        assert!(held.is_none() && held.in_all() == 3);
+        // The number goes round, and the other one stays.
+        held.0.store(u64::from(u32::MAX) << 32, std::sync::atomic::Ordering::Relaxed);
+        held.take();
+        assert!(!held.is_none() && held.in_all() == 0);
     }
 }
