@@ -173,7 +173,7 @@ fn pairs(body: &mut String, trace: &Trace) {
 type Stage = (&'static str, fn(&Request, Option<&Request>) -> Option<f64>);
 
 /// The stages of a request, in their order.
-const STAGES: [Stage; 6] = [
+const STAGES: [Stage; 7] = [
     ("post to first packet", |one, _| Some(one.left?.0 - one.posted)),
     ("first to last packet", |one, _| one.left.map(|(first, last)| last - first)),
     ("last packet to its arrival", |one, _| Some(one.arrived?.1 - one.left?.1)),
@@ -181,6 +181,11 @@ const STAGES: [Stage; 6] = [
     ("last packet to its acknowledgement, or the answer", |one, _| Some(one.answered? - one.left?.1)),
     ("its acknowledgement, or the answer, to the poll of the completion", |one, _| {
         Some(one.done.as_ref()?.0 - one.answered?)
+    }),
+    // Datagrams, and Sends and Writes of iWARP.
+    ("last packet to the poll of the completion, where nothing answers", |one, _| {
+        let done = one.done.as_ref()?.0;
+        one.answered.is_none().then_some(done - one.left?.1)
     }),
 ];
 
