@@ -23,8 +23,8 @@ const KEYS: &str = "sort: (o)ut (i)n (s)end queue (r)etries (n)ame (p)rocess   /
 /// What the user does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Sampler.
-    Sampler,
+    /// Looks.
+    Looks,
     /// Types a filter.
     Types,
 }

@@ -252,7 +252,7 @@ pub(super) fn read(path: &str) -> std::io::Result<Vec<DeviceCounters>> {
     }
     let names = &head[NAMES..];
     let used = names.chunks_exact(NAME).rposition(|name| name[0] != 0).map_or(0, |last| last + 1);
-    let mut sets = vec![0; used * size_of::<Set>()];
+    let mut sets = vec![0; used * size_of::<CounterSet>()];
     let changing = || {
         let mut word = [0; 8];
         file.read_exact_at(&mut word, CHANGING as u64).map(|()| u64::from_ne_bytes(word))
@@ -300,7 +300,7 @@ fn counted(names: &[u8], sets: &[u8]) -> Option<Vec<DeviceCounters>> {
 }
 
 /// None if they are of another version.
-pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
+pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
     const PLACE: usize = std::mem::offset_of!(Page, place);
     if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
         return None;
