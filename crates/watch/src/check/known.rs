@@ -117,6 +117,11 @@ mod tests {
             let found = Site::of_call(call);
             assert!(found.is_known());
             assert_eq!(found, Site::here());
+            let is_kept = PLACES_OF_THREAD.with_borrow(|all| {
+                let all = all.as_ref().expect("the thread has places");
+                all.places.iter().any(|known| known.call == call && known.site == found)
+            });
+            assert!(is_kept, "each call walks the stack anew");
         }
     }
 

@@ -58,6 +58,10 @@ fn walk() -> Walk {
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             let address = frame.ip() as usize;
+            // The end of a stack is a frame without an address, which stands nowhere.
+            if address == 0 {
+                return false;
+            }
             if walk.count == 0 && own.contains(&address) {
                 return true;
             }
