@@ -28,6 +28,7 @@ mod work;
 use crate::calls::Call;
 use crate::format::failure;
 use adverb_core::cancel::CancellationGuard;
+use adverb_core::engine;
 use adverb_core::heard;
 use adverb_core::log;
 use adverb_core::qp::State as PairState;
@@ -364,10 +365,10 @@ impl Check {
             Effect::Makes(Thing::QueuePair | Thing::CompletionQueue | Thing::EventChannel | Thing::Channel)
         );
         if makes_queue
+            && let (Some(check), Some(engine)) = (CHECK.get(), engine::existing())
             && !self.with(|state| std::mem::replace(&mut state.has_thread, true))
-            && let Some(check) = CHECK.get()
         {
-            check.start_looking();
+            check.start_looking(engine);
             // SAFETY: a static function that may run at exit.
             unsafe { on_exit(exits_soon, std::ptr::null_mut()) };
         }

@@ -7,6 +7,7 @@ use crate::requests::Requests;
 use crate::setting::{Format, Target};
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
+use adverb_core::engine;
 use adverb_core::log;
 use adverb_core::setting;
 use adverb_core::signals::{SignalMask, without_sigpipe};
@@ -15,6 +16,7 @@ use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How long a line may wait, in nanoseconds.
@@ -276,10 +278,12 @@ pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Starts the thread that looks after lines that wait: whether that is possible.
+/// Starts the thread that looks after lines that wait: whether that is possible. It is one of the engine's: as a thread of the program, it would keep the
+/// pages of regions from being moved.
 fn start_thread(output: &'static Output) -> bool {
-    let thread = std::thread::Builder::new().name("adverb-trace".to_owned()).stack_size(64 << 10);
-    without_signals(|| thread.spawn(move || output.look_after())).is_ok()
+    // After a panic in it, lines wait for the next call that writes. The engine goes on.
+    let work = move || drop(catch_unwind(AssertUnwindSafe(|| output.look_after())));
+    engine::existing().is_some_and(|engine| engine.reactor.helpers.spawn("adverb-trace", work).is_ok())
 }
 
 impl State {

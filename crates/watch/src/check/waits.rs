@@ -14,13 +14,16 @@ use super::{Check, State};
 use crate::names;
 use adverb_core::clock;
 use adverb_core::cq::CompletionQueue;
+use adverb_core::engine::Engine;
 use adverb_core::heard::Heard;
+use adverb_core::helpers::Helpers;
 use adverb_core::memory::{Access, AccessError};
 use adverb_core::qp::QueuePair;
 use adverb_libibverbs::abi::{ibv_comp_channel, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::PairObject;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
@@ -545,27 +548,28 @@ impl Check {
             .collect()
     }
 
-    /// Starts the thread that looks after waits.
-    pub(super) fn start_looking(&'static self) {
-        let thread = std::thread::Builder::new().name("adverb-check".to_owned()).stack_size(256 << 10);
-        // Without it, waits are not looked after.
-        let _ = crate::output::without_signals(|| {
-            thread.spawn(move || {
-                let mut pause = PAUSES[0];
-                loop {
-                    std::thread::sleep(pause);
-                    match self.look() {
-                        Some(next) => pause = next,
-                        None => return,
-                    }
+    /// Starts the thread that looks after waits. It is one of the engine's: as a thread of the program, it would keep the pages of regions from being moved.
+    pub(super) fn start_looking(&'static self, engine: &'static Engine) {
+        let helpers = &engine.reactor.helpers;
+        let look_after = move || {
+            let mut pause = PAUSES[0];
+            loop {
+                std::thread::sleep(pause);
+                match self.look(helpers) {
+                    Some(next) => pause = next,
+                    None => return,
                 }
-            })
-        });
+            }
+        };
+        // Without it, or after a panic in it, waits are not looked after. The engine goes on.
+        let work = move || drop(catch_unwind(AssertUnwindSafe(look_after)));
+        let _ = helpers.spawn("adverb-check", work);
     }
 
     /// A look at everything that waits: the pause until the next one, none at the end.
-    fn look(&self) -> Option<Duration> {
+    fn look(&self, helpers: &Helpers) -> Option<Duration> {
         let _inside = super::lock::Inside::enter()?;
+        let quiet = helpers.work();
         let told = told(false);
         let both_ends = self.both_ends(&told);
         let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
@@ -581,6 +585,7 @@ impl Check {
                 findings.extend(self.with(|state| state.missed(queue)));
             }
         }
+        drop(quiet);
         if self.with(|state| state.ended) {
             return None;
         }
