@@ -3,10 +3,12 @@
 //! Each call is looked at before and after it is made. A finding is certain: where the check cannot know, it says nothing. Its mutex is held neither while
 //! the call itself runs nor while names of functions are looked up.
 
+mod checksum;
 mod completions;
 mod describe;
 mod ending;
 mod explain;
+mod few;
 pub mod finding;
 mod flight;
 mod known;
@@ -21,6 +23,7 @@ mod roles;
 pub mod setting;
 mod site;
 mod sleepers;
+mod spare;
 pub mod suppress;
 mod waits;
 mod work;
@@ -48,6 +51,7 @@ use profile::Profile;
 use report::{Finding, Found, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -95,6 +99,8 @@ struct Begun {
     /// Objects of an identifier that is about to be destroyed, with their serials.
     managed: Vec<(usize, Thing, u64)>,
     posting: Option<Posting>,
+    /// Of a post: whether the peer is of this process, if that is known.
+    has_peer_here: Option<bool>,
     /// Requests of builders, with the number of their elements.
     built: Vec<(Posted, usize)>,
     /// Of a queue pair that is changed.
@@ -108,12 +114,35 @@ struct Begun {
 impl Begun {
     fn new(site: Site) -> Self {
         let (managed, built) = (Vec::new(), Vec::new());
-        Self { site, serial: 0, managed, posting: None, built, from: None, before: None, is_injected: false }
+        let (posting, has_peer_here) = (None, None);
+        let (from, before, is_injected) = (None, None, false);
+        Self { site, serial: 0, managed, posting, has_peer_here, built, from, before, is_injected }
+    }
+
+    /// One of which the calling thread may have the memory from a call before.
+    fn of_thread(site: Site) -> Box<Self> {
+        match BEGUN.try_with(Cell::take).ok().flatten() {
+            Some(mut begun) => {
+                *begun = Self::new(site);
+                begun
+            }
+            None => Box::new(Self::new(site)),
+        }
+    }
+
+    /// Its memory is the calling thread's, for the next call.
+    fn keep(self: Box<Self>) {
+        // Of a thread that ends, it goes.
+        let _ = BEGUN.try_with(|kept| kept.set(Some(self)));
     }
 
     fn caller(&self, call: &'static Call) -> Caller {
         Caller { call: call.name, destroys: true, ends_process: STATUS.load(Ordering::Relaxed) != RUNNING }
     }
+}
+
+thread_local! {
+    static BEGUN: Cell<Option<Box<Begun>>> = const { Cell::new(None) };
 }
 
 static CHECK: OnceLock<&'static Check> = OnceLock::new();
@@ -230,6 +259,10 @@ impl Check {
 
     /// Shows findings that the calling thread has made.
     fn emit(&self, call: &'static str, findings: Vec<Finding>) {
+        if findings.is_empty() {
+            return;
+        }
+        let _whole = CancellationGuard::new();
         for mut finding in findings {
             finding.call = finding.call.or((!call.is_empty()).then_some(call));
             let site = finding
@@ -261,12 +294,17 @@ impl Check {
         if role.is_idle() {
             return 0;
         }
-        let _whole = CancellationGuard::new();
+        let _whole = role.may_be_cancelled().then(CancellationGuard::new);
         let Some(_inside) = Inside::enter() else { return 0 };
-        let keeps_site =
+        let is_kept =
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
-        let site = if keeps_site { Site::of_call(index) } else { Site::default() };
-        let mut begun = Begun::new(site);
+        let site = if is_kept { Site::of_call(index) } else { Site::default() };
+        let mut kept = is_kept.then(|| Begun::of_thread(site));
+        let mut none = None;
+        let begun: &mut Begun = match &mut kept {
+            Some(kept) => kept,
+            None => none.insert(Begun::new(site)),
+        };
         let ends_process = STATUS.load(Ordering::Relaxed) != RUNNING;
         let destroys = matches!(role.effect, Effect::Destroys(_));
         let caller = Caller { call: call.name, destroys, ends_process };
@@ -292,6 +330,9 @@ impl Check {
             if destroys {
                 begun.serial = state.objects.begin_end(arguments[0]);
             }
+            if matches!(role.act, Act::PostSends | Act::PostBuilt) {
+                begun.has_peer_here = state.flight.has_peer_here(arguments[0]);
+            }
             if role.act == Act::DestroysPair && is_usable {
                 // SAFETY: the caller's promise: the identifier lives.
                 let pair = unsafe { (*(arguments[0] as *const rdma_cm_id)).qp as usize };
@@ -302,19 +343,18 @@ impl Check {
         if is_usable {
             // SAFETY: the caller's promise; its objects live.
             unsafe {
-                self.prepare(role, call, arguments, &mut begun, &mut findings);
-                findings.extend(profile::look(&self.profiles, call.name, role.act, arguments));
+                self.prepare(role, call, arguments, begun, &mut findings);
+                if !self.profiles.is_empty() {
+                    findings.extend(profile::look(&self.profiles, call.name, role.act, arguments));
+                }
             }
         }
         self.emit(call.name, findings);
-        if role.effect == Effect::None {
-            match role.act {
-                Act::Other => return 0,
-                Act::Poll | Act::Cursor => return NOTHING_KEPT,
-                _ => {}
-            }
+        match kept {
+            Some(begun) => Box::into_raw(begun) as usize,
+            None if role.act == Act::Other => 0,
+            None => NOTHING_KEPT,
         }
-        Box::into_raw(Box::new(begun)) as usize
     }
 
     /// The call is not made: a fault answers in its place.
@@ -352,11 +392,13 @@ impl Check {
         {
             return;
         }
-        let _whole = CancellationGuard::new();
-        let mut begun = match word {
-            NOTHING_KEPT => Begun::new(Site::default()),
-            // SAFETY: the word of a call that has begun and not ended.
-            _ => *unsafe { Box::from_raw(word as *mut Begun) },
+        let _whole = role.may_be_cancelled().then(CancellationGuard::new);
+        // SAFETY: the word of a call that has begun and not ended.
+        let mut kept = (word != NOTHING_KEPT).then(|| unsafe { Box::from_raw(word as *mut Begun) });
+        let mut none = None;
+        let begun: &mut Begun = match &mut kept {
+            Some(kept) => kept,
+            None => none.insert(Begun::new(Site::default())),
         };
         begun.is_injected |= is_injected;
         let Some(_inside) = Inside::enter() else { return };
@@ -377,13 +419,16 @@ impl Check {
         if !role.is_frequent() {
             // SAFETY: the caller's promise, for all of these.
             self.with(|state| unsafe {
-                state.effect(role, call, arguments, &begun, answer, failed, &mut findings);
-                state.act(role, call, arguments, &begun, failed);
+                state.effect(role, call, arguments, begun, answer, failed, &mut findings);
+                state.act(role, call, arguments, begun, failed);
             });
         }
         // SAFETY: the caller's promise.
         unsafe { self.conclude(role, call, arguments, begun, answer, failed, &mut findings) };
         self.emit(call.name, findings);
+        if let Some(begun) = kept {
+            begun.keep();
+        }
     }
 
     /// The process ends.

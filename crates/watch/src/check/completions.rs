@@ -7,21 +7,30 @@ use super::memory;
 use super::objects::Objects;
 use super::report::Finding;
 use super::roles::Thing;
+use super::spare::{self, Spare};
 use super::work::operation;
 use super::{Check, State};
-use adverb_core::memory::Access;
-use adverb_core::qp::{QueuePair, State as PairState};
+use adverb_core::cancel::CancellationGuard;
+use adverb_core::device::Context;
+use adverb_core::memory::{Access, Keys};
+use adverb_core::qp::State as PairState;
 use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::by_number;
 use adverb_libibverbs::seam::Completed;
-use std::sync::Arc;
+use std::ops::Range;
 
-/// A completion, and the requests that it has freed.
+/// A completion, and which of the requests in a list it has freed.
 struct Freed {
     completed: Completed,
-    requests: Vec<Request>,
-    core: Option<Arc<QueuePair>>,
+    requests: Range<usize>,
+    /// The protection domain of its queue pair, if that is known.
+    domain: Option<u32>,
+}
+
+thread_local! {
+    static FREED: Spare<Freed> = const { Spare::new() };
+    static REQUESTS: Spare<Request> = const { Spare::new() };
 }
 
 impl Check {
@@ -39,50 +48,59 @@ impl Check {
         // SAFETY: the caller's promise.
         let Some(object) = (unsafe { QueueObject::get(queue as *mut ibv_cq) }) else { return };
         let context = object.inner.core.context();
-        let mut all = Vec::new();
-        self.with(|state| {
+        let most = (object.inner.core.waiting() as usize).max(completed.len());
+        let (mut all, mut requests) = (spare::take(&FREED), spare::take(&REQUESTS));
+        let overrun = self.with(|state| {
             for completed in completed {
-                let is_error = completed.status != IBV_WC_SUCCESS;
-                let requests: Vec<_> = if completed.is_receive() {
-                    state.flight.complete_receive(completed.queue_pair, completed.wr_id).into_iter().collect()
+                let first = requests.len();
+                let domain = if completed.is_receive() {
+                    requests.extend(state.flight.complete_receive(completed.queue_pair, completed.wr_id));
+                    None
                 } else {
-                    state.complete_send(completed, is_error)
+                    state.complete_send(completed, &mut requests)
                 };
-                all.push(Freed { completed: *completed, requests, core: None });
+                all.push(Freed { completed: *completed, requests: first..requests.len(), domain });
             }
+            (most > LEAST_ENTRIES).then(|| state.overrun(queue, most)).flatten()
         });
-        for freed in &mut all {
-            let needs_core = freed.completed.status != IBV_WC_SUCCESS
-                || freed.requests.iter().any(|request| request.checksum.is_some());
-            freed.core = needs_core.then(|| by_number(context, freed.completed.queue_pair)).flatten();
-            let Some(core) = &freed.core else { continue };
-            if freed.completed.status != IBV_WC_SUCCESS {
-                if is_injected {
-                    continue;
+        for Freed { completed, requests: range, domain } in all.drain(..) {
+            let requests = &requests[range];
+            if completed.status != IBV_WC_SUCCESS {
+                if !is_injected {
+                    findings.extend(self.explain(context, &completed, requests.last()));
                 }
-                let finding = explain(&freed.completed, freed.requests.last(), core);
-                // The last retry was told already.
-                let is_told = |finding: &Finding| {
-                    finding.kind == Kind::RetriesRunOut
-                        && self.with(|state| state.found.has(finding.kind, finding.object))
-                };
-                findings.extend(finding.filter(|finding| !is_told(finding)));
-                continue;
-            }
-            for request in &freed.requests {
-                findings.extend(self.compare(request, core));
+            } else if let Some(domain) = domain {
+                let whose = Whose { context, number: completed.queue_pair, domain };
+                findings.extend(requests.iter().filter_map(|request| self.compare(request, &whose)));
             }
         }
+        findings.extend(overrun);
+        spare::keep(&FREED, all);
+        spare::keep(&REQUESTS, requests);
+    }
+
+    /// What a completion with an error says, unless it was told already.
+    fn explain(
+        &self,
+        context: &Context,
+        completed: &Completed,
+        request: Option<&Request>,
+    ) -> Option<Finding> {
+        // What was told of it may have to be waited for, by a call at which threads are cancelled.
+        let _whole = CancellationGuard::new();
+        let finding = explain(completed, request, &*by_number(context, completed.queue_pair)?)?;
+        // The last retry was told already.
+        let is_told = finding.kind == Kind::RetriesRunOut
+            && self.with(|state| state.found.has(finding.kind, finding.object));
+        (!is_told).then_some(finding)
     }
 
     /// Whether the bytes of a request are as they were when it was posted.
-    fn compare(&self, request: &Request, core: &QueuePair) -> Option<Finding> {
+    fn compare(&self, request: &Request, whose: &Whose) -> Option<Finding> {
         let before = request.checksum?;
-        let queues = core.queues();
-        let (keys, domain) = (&queues.engine.keys, queues.domain);
         let what = || {
             let Request { posted, .. } = request;
-            let (number, operation) = (core.number(), operation(posted.opcode));
+            let (number, operation) = (whose.number, operation(posted.opcode));
             format!(
                 "request {:#x} of queue pair {number:#x}, {operation} of {} bytes",
                 posted.wr_id, posted.length
@@ -90,7 +108,7 @@ impl Check {
         };
         let (address, lkey) =
             request.elements.first().map_or((0, 0), |element| (element.address, element.lkey));
-        match memory::checksum(keys, domain, &request.elements) {
+        match memory::checksum(whose.keys(), whose.domain, &request.elements) {
             Err(element) => {
                 let text = format!(
                     "{}: {} bytes at {:#x} of the region with lkey {:#x} were unmapped before the completion was polled",
@@ -101,7 +119,7 @@ impl Check {
                 );
                 Some(Finding::new(Kind::BufferFreed, element.lkey.into(), text).at("posted at", request.site))
             }
-            Ok(Some(now)) if now != before && !self.others_may_write(request, core) => {
+            Ok(Some(now)) if now != before && !self.others_may_write(request, whose) => {
                 let text = format!(
                     "{}: its bytes at {address:#x} have changed since it was posted, before its completion was polled",
                     what()
@@ -113,10 +131,8 @@ impl Check {
     }
 
     /// Whether somebody else than the program may have changed the bytes of a request: a peer, or a receive or Read that has brought bytes.
-    fn others_may_write(&self, request: &Request, core: &QueuePair) -> bool {
-        let queues = core.queues();
-        let (keys, domain) = (&queues.engine.keys, queues.domain);
-        let places = memory::places_to_read(keys, domain, &request.elements);
+    fn others_may_write(&self, request: &Request, whose: &Whose) -> bool {
+        let places = memory::places_to_read(whose.keys(), whose.domain, &request.elements);
         let (arrived, may_be_written, pairs) = self.with(|state| {
             let changed = |(start, end): &(u64, u64)| {
                 state.flight.arrivals.may_have_changed(*start, *end, request.serial)
@@ -134,25 +150,24 @@ impl Check {
         // A peer needs a queue pair that lets it in. The posts of peers in this process are known.
         let write = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         pairs.into_iter().any(|number| {
-            by_number(core.context(), number).is_some_and(|pair| {
+            by_number(whose.context, number).is_some_and(|pair| {
                 let lets_in = pair.attributes().access & write != 0;
                 lets_in && pair.state() > PairState::Init && peer(&pair).is_none()
             })
         })
     }
+}
 
-    /// Whether more completions wait in a queue than it was made for.
-    ///
-    /// # Safety
-    /// The queue lives.
-    pub(super) unsafe fn look_for_overrun(&self, queue: usize, polled: usize) -> Option<Finding> {
-        // SAFETY: the caller's promise.
-        let object = unsafe { QueueObject::get(queue as *mut ibv_cq) }?;
-        let most = (object.inner.core.waiting() as usize).max(polled);
-        if most <= LEAST_ENTRIES {
-            return None;
-        }
-        self.with(|state| state.overrun(queue, most))
+/// The queue pair that a request was posted to.
+struct Whose<'a> {
+    context: &'a Context,
+    number: u32,
+    domain: u32,
+}
+
+impl Whose<'_> {
+    fn keys(&self) -> &'static Keys {
+        &self.context.engine().keys
     }
 }
 
@@ -190,15 +205,18 @@ impl State {
         Some(Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made))
     }
 
-    fn complete_send(&mut self, completed: &Completed, is_error: bool) -> Vec<Request> {
-        let Some((_, pair)) = self.flight.by_number(completed.queue_pair) else { return Vec::new() };
-        let freed = pair.sends.complete_send(completed.wr_id, is_error).requests;
+    /// The completion of a send was polled. The requests that it frees go to the end of `freed`. The protection domain of its queue pair, if that is known.
+    fn complete_send(&mut self, completed: &Completed, freed: &mut Vec<Request>) -> Option<u32> {
+        let is_error = completed.status != IBV_WC_SUCCESS;
+        let (_, pair) = self.flight.by_number(completed.queue_pair)?;
+        let (first, domain) = (freed.len(), pair.domain);
+        pair.sends.complete_send(completed.wr_id, is_error, freed);
         self.waits.has_progress(completed.queue_pair);
-        for request in &freed {
-            let now = self.flight.now();
+        let now = self.flight.now();
+        for request in &freed[first..] {
             self.flight.arrivals.remove(request.serial, &request.arrives, false, now);
         }
-        freed
+        Some(domain)
     }
 }
 

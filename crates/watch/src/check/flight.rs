@@ -2,6 +2,7 @@
 //!
 //! An adapter frees slots of a send queue when a signalled completion is polled: its own slot, and those of all requests before it.
 
+use super::few::Few;
 use super::map::Map;
 use super::site::Site;
 use adverb_core::request::Sge;
@@ -14,9 +15,9 @@ pub(super) struct Request {
     /// No two requests have the same; later ones have greater ones.
     pub(super) serial: u64,
     pub(super) posted: Posted,
-    pub(super) elements: Vec<Sge>,
+    pub(super) elements: Few<Sge>,
     /// Where the bytes of receives and the results of Reads arrive, in memory of the process.
-    pub(super) arrives: Vec<(u64, u64)>,
+    pub(super) arrives: Few<(u64, u64)>,
     /// Of the bytes, when it was posted.
     pub(super) checksum: Option<u64>,
     pub(super) site: Site,
@@ -36,12 +37,6 @@ pub(super) struct Queue {
     is_lost: bool,
     /// When the last request was posted.
     last_post: u64,
-}
-
-/// Requests that a completion has freed. The last one is that of the completion.
-#[derive(Debug, Default)]
-pub(super) struct Freed {
-    pub(super) requests: Vec<Request>,
 }
 
 /// More requests of a queue are not kept: no device has more slots.
@@ -99,21 +94,22 @@ impl Queue {
         std::mem::take(&mut self.requests).into()
     }
 
-    /// A completion of a send queue was polled. An error is reported of a request that asked for no report, too.
-    pub(super) fn complete_send(&mut self, wr_id: u64, is_error: bool) -> Freed {
+    /// A completion of a send queue was polled. The requests that it frees go to the end of `freed`, and the last one is that of the completion.
+    /// An error is reported of a request that asked for no report, too.
+    pub(super) fn complete_send(&mut self, wr_id: u64, is_error: bool, freed: &mut Vec<Request>) {
         let is_its =
             |request: &Request| request.posted.wr_id == wr_id && (request.posted.is_reported || is_error);
         let Some(place) = self.requests.iter().position(is_its) else {
             self.is_lost = true;
-            return Freed::default();
+            return;
         };
         let passes = self.requests.iter().take(place).any(|request| request.posted.is_reported);
         if !passes || is_error {
-            return Freed { requests: self.requests.drain(..=place).collect() };
+            return freed.extend(self.requests.drain(..=place));
         }
         // Of two threads that posted at a time, the other was first. Or a completion was missed.
         self.is_lost |= !self.is_unordered;
-        Freed { requests: self.requests.remove(place).into_iter().collect() }
+        freed.extend(self.requests.remove(place));
     }
 
     fn has_receive(&self, wr_id: u64) -> bool {
@@ -238,40 +234,6 @@ impl Arrivals {
     }
 }
 
-/// Checksums of bytes that come in pieces.
-#[derive(Clone, Copy)]
-pub(super) struct Checksum(u64);
-
-impl Checksum {
-    pub(super) fn new() -> Self {
-        Self(0x9e37_79b9_7f4a_7c15)
-    }
-
-    pub(super) fn add(&mut self, bytes: &[u8]) {
-        let mut lanes = [self.0, self.0.rotate_left(17), self.0.rotate_left(31), self.0.rotate_left(47)];
-        let mix = |lane: u64, word: u64| (lane ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
-        let word = |bytes: &[u8]| {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            u64::from_le_bytes(word)
-        };
-        let mut blocks = bytes.chunks_exact(32);
-        for block in &mut blocks {
-            for (lane, part) in lanes.iter_mut().zip(block.chunks_exact(8)) {
-                *lane = mix(*lane, word(part));
-            }
-        }
-        for part in blocks.remainder().chunks(8) {
-            lanes[0] = mix(lanes[0], word(part));
-        }
-        self.0 = lanes.into_iter().fold(bytes.len() as u64, mix);
-    }
-
-    pub(super) fn value(self) -> u64 {
-        self.0
-    }
-}
-
 /// The queues of the process.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
@@ -291,6 +253,8 @@ pub(super) struct Flight {
 #[derive(Debug, Default)]
 pub(super) struct Pair {
     pub(super) number: u32,
+    /// Its protection domain, by number.
+    pub(super) domain: u32,
     /// Its receives begin with room for a header.
     pub(super) is_datagram: bool,
     /// It is the target of an XRC connection.
@@ -442,8 +406,8 @@ mod tests {
         Request {
             serial,
             posted,
-            elements: Vec::new(),
-            arrives: Vec::new(),
+            elements: Few::default(),
+            arrives: Few::default(),
             checksum: None,
             site: Site::default(),
             when: 0,
@@ -459,17 +423,20 @@ mod tests {
         queue
     }
 
-    fn serials(freed: &Freed) -> Vec<u64> {
-        freed.requests.iter().map(|request| request.serial).collect()
+    /// The serials of the requests that a completion frees.
+    fn freed(queue: &mut Queue, wr_id: u64, is_error: bool) -> Vec<u64> {
+        let mut freed = Vec::new();
+        queue.complete_send(wr_id, is_error, &mut freed);
+        freed.iter().map(|request| request.serial).collect()
     }
 
     #[test]
     fn a_signalled_completion_frees_all_requests_before_it() {
         let mut queue = queue(&[(1, false), (2, false), (3, true), (4, false)]);
-        assert_eq!(serials(&queue.complete_send(30, false)), [1, 2, 3]);
+        assert_eq!(freed(&mut queue, 30, false), [1, 2, 3]);
         assert_eq!((queue.len(), queue.is_certain()), (1, true));
-        assert_eq!(serials(&queue.complete_send(40, true)), [4], "an error is always reported");
-        assert!(queue.complete_send(50, false).requests.is_empty());
+        assert_eq!(freed(&mut queue, 40, true), [4], "an error is always reported");
+        assert!(freed(&mut queue, 50, false).is_empty());
         assert!(!queue.is_certain());
     }
 
@@ -480,8 +447,8 @@ mod tests {
         assert_eq!(posted, [0, 0]);
         queue.end(0..0);
         queue.end(0..0);
-        assert_eq!(serials(&queue.complete_send(20, false)), [2]);
-        assert_eq!(serials(&queue.complete_send(10, false)), [1]);
+        assert_eq!(freed(&mut queue, 20, false), [2]);
+        assert_eq!(freed(&mut queue, 10, false), [1]);
         assert!(queue.is_certain());
     }
 
@@ -540,7 +507,7 @@ mod tests {
         pair.slots = 4;
         for _ in 0..=MOST + 10 {
             let serial = flight.next_serial();
-            let arrives = vec![(serial * 8, serial * 8 + 8)];
+            let arrives: Few<_> = [(serial * 8, serial * 8 + 8)].into_iter().collect();
             flight.arrivals.add(serial, &arrives, false);
             let pair = flight.pairs.get_mut(&16).expect("a queue pair");
             let forgotten = pair.sends.begin([Request { arrives, ..request(serial, false) }]);
@@ -549,26 +516,5 @@ mod tests {
         }
         assert_eq!((flight.pairs[&16].sends.len(), flight.arrivals.len()), (MOST, MOST));
         assert!(!flight.pairs[&16].sends.is_certain());
-    }
-
-    #[test]
-    fn checksums_see_each_byte_and_its_place() {
-        let sum = |bytes: &[u8]| {
-            let mut sum = Checksum::new();
-            sum.add(bytes);
-            sum.value()
-        };
-        let mut bytes = [0_u8; 100];
-        let mut seen = vec![sum(&bytes), sum(&bytes[..99])];
-        for place in 0..100 {
-            bytes[place] = 1;
-            seen.push(sum(&bytes));
-            bytes[place] = 0;
-        }
-        let all = seen.len();
-        seen.sort_unstable();
-        seen.dedup();
-        assert_eq!(seen.len(), all);
-        assert_eq!(sum(&bytes), sum(&[0; 100]));
     }
 }

@@ -6,6 +6,7 @@ use super::objects::Object;
 use super::report::Finding;
 use super::roles::{Act, Effect, Role, Thing};
 use super::site::Site;
+use super::spare::{self, Spare};
 use super::waits::{Before, Waits};
 use super::{Begun, Check, State, completions, describe, flight, profile, work};
 use crate::calls::Call;
@@ -19,10 +20,14 @@ use adverb_libibverbs::abi::{
 };
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::{PairObject, core_attributes};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use adverb_libibverbs::seam::{self, Answer, Arguments, Completed, Posted};
 use adverb_libibverbs::srq::SharedObject;
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+thread_local! {
+    static COMPLETED: Spare<Completed> = const { Spare::new() };
+}
 
 /// A post has failed: polls that find nothing are looked at.
 static HAS_FAILED_POSTS: AtomicBool = AtomicBool::new(false);
@@ -73,24 +78,17 @@ impl Check {
                             begun.built.push((*posted, elements.len()));
                         });
                     }
-                    let has_peer_here = self.with(|state| state.flight.has_peer_here(arguments[0]));
-                    if let Some(gathered) = work::gather(role.act, arguments, begun.site, has_peer_here) {
+                    if let Some(gathered) = work::gather(role.act, arguments, begun.site, begun.has_peer_here)
+                    {
                         begun.posting = Some(self.with(|state| {
                             findings.extend(state.receive_posted(role.act, arguments[0]));
                             let first = state.flight.now() + 1;
                             let posting = state.flight.begin(gathered, findings);
-                            findings.extend(profile::unfenced(
-                                &self.profiles,
-                                &state.flight,
-                                arguments[0],
-                                first,
-                            ));
-                            findings.extend(profile::unordered(
-                                &self.profiles,
-                                &state.flight,
-                                arguments[0],
-                                first,
-                            ));
+                            if !self.profiles.is_empty() {
+                                let (profiles, flight) = (&self.profiles, &state.flight);
+                                findings.extend(profile::unfenced(profiles, flight, arguments[0], first));
+                                findings.extend(profile::unordered(profiles, flight, arguments[0], first));
+                            }
                             posting
                         }));
                     }
@@ -164,7 +162,7 @@ impl Check {
         role: &Role,
         call: &'static Call,
         arguments: &Arguments,
-        mut begun: Begun,
+        begun: &mut Begun,
         answer: Answer,
         failed: Option<i32>,
         findings: &mut Vec<Finding>,
@@ -181,7 +179,7 @@ impl Check {
                             findings.extend(self.refused(role.act, arguments, errno, &begun.built));
                         }
                         if errno == libc::EINVAL {
-                            self.remember_failure(role.act, call.name, arguments, &begun, errno);
+                            self.remember_failure(role.act, call.name, arguments, begun, errno);
                         }
                     }
                     None if HAS_FAILED_POSTS.load(Ordering::Relaxed) => self.with(|state| {
@@ -196,10 +194,10 @@ impl Check {
             match role.act {
                 Act::Poll if failed.is_none() && answer.value as i32 > 0 => {
                     let count = answer.value as i32 as usize;
-                    let mut completed = Vec::with_capacity(count);
+                    let mut completed = spare::take(&COMPLETED);
                     seam::completed(arguments[2] as *const ibv_wc, count, |one| completed.push(*one));
                     self.polled(arguments[0], &completed, begun.is_injected, findings);
-                    findings.extend(self.look_for_overrun(arguments[0], count));
+                    spare::keep(&COMPLETED, completed);
                 }
                 Act::Poll if failed.is_none() && HAS_FAILED_POSTS.load(Ordering::Relaxed) => {
                     findings.extend(self.with(|state| state.polled_in_vain(arguments[0])));
@@ -207,7 +205,6 @@ impl Check {
                 Act::Cursor if failed.is_none() => {
                     let completed = seam::under_cursor(arguments[0] as *mut ibv_cq_ex);
                     self.polled(arguments[0], completed.as_slice(), begun.is_injected, findings);
-                    findings.extend(self.look_for_overrun(arguments[0], 1));
                 }
                 Act::ResizeQueue if failed.is_none() => self.with(|state| {
                     if let Some(queue) = state.queues.get_mut(&arguments[0]) {
@@ -245,7 +242,7 @@ impl Check {
                     let whose = if kind == RDMA_CM_EVENT_CONNECT_REQUEST { listener } else { id };
                     self.with(|state| state.waits.got_manager_event(event as usize, whose, kind));
                 }
-                Act::ModifyPair => findings.extend(self.modified(arguments, &begun, failed)),
+                Act::ModifyPair => findings.extend(self.modified(arguments, begun, failed)),
                 _ => {}
             }
             if let Effect::Destroys(_) = role.effect {

@@ -135,6 +135,11 @@ impl Role {
         posts || matches!(self.act, Poll | Cursor | Arm)
     }
 
+    /// Whether the thread may be cancelled while the check looks at the call. What is done for posts and polls has no points of cancellation, unless it says so.
+    pub(super) fn may_be_cancelled(&self) -> bool {
+        !self.is_frequent()
+    }
+
     /// Whether the check has anything to do when the call is made.
     pub(super) fn is_idle(&self) -> bool {
         self.objects.is_empty() && self.act == Act::Other && self.effect == Effect::None

@@ -3,6 +3,7 @@
 //! Addresses are gathered when a call begins, which is quick. Names are looked up only for a finding.
 
 use super::known::{self, Walk};
+use adverb_core::cancel::CancellationGuard;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -87,6 +88,8 @@ impl Site {
         let mark = 0_usize;
         let depth = std::hint::black_box(&raw const mark) as usize;
         known::find(call, depth).unwrap_or_else(|| {
+            // Where the stack of a thread lies is read in a file.
+            let _whole = CancellationGuard::new();
             let walk = walk();
             known::remember(call, depth, &walk);
             walk.site

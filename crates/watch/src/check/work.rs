@@ -1,12 +1,14 @@
 //! Posts: the requests that a program hands to a queue, and what is wrong with them.
 
 use super::explain::peer;
+use super::few::Few;
 use super::finding::Kind;
 use super::flight::{Flight, Pair, Request};
 use super::memory;
 use super::report::Finding;
 use super::roles::Act;
 use super::site::Site;
+use super::spare::{self, Spare};
 use crate::names;
 use adverb_core::clock;
 use adverb_core::memory::Keys;
@@ -34,16 +36,20 @@ pub(super) enum Target {
 }
 
 /// Requests of a call, before it is made.
-pub(super) struct Gathered {
+pub(super) struct Gathered<'a> {
     target: Target,
     requests: Vec<Request>,
     /// The queue pair.
-    core: Option<Arc<QueuePair>>,
+    core: Option<&'a QueuePair>,
     /// Its peer is of this process.
     has_peer_here: Option<bool>,
     is_broken: bool,
     /// Bytes that are not there: of which request.
     gone: Option<(u64, Sge)>,
+}
+
+thread_local! {
+    static REQUESTS: Spare<Request> = const { Spare::new() };
 }
 
 /// What is kept of a call that posts until it has ended.
@@ -106,27 +112,28 @@ pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
     let slots = core.capabilities().max_send_wr as usize;
     let service = core.queues().service;
     let (is_datagram, is_extended) = (service == Service::Ud, service == Service::XrcReceive);
-    Pair { number: core.number(), is_datagram, is_extended, slots, shared, completes_on, ..Pair::default() }
+    let (number, domain) = (core.number(), core.queues().domain);
+    Pair { number, domain, is_datagram, is_extended, slots, shared, completes_on, ..Pair::default() }
 }
 
 /// Looks at the requests that a call is about to post. `has_peer_here`: whether the peer is of this process, if that is known.
 ///
 /// # Safety
 /// The arguments are right for the call.
-pub(super) unsafe fn gather(
+pub(super) unsafe fn gather<'a>(
     act: Act,
     arguments: &Arguments,
     site: Site,
     mut has_peer_here: Option<bool>,
-) -> Option<Gathered> {
-    let mut requests = Vec::new();
+) -> Option<Gathered<'a>> {
+    let mut requests = spare::take(&REQUESTS);
     let mut gone = None;
     let when = clock::device();
     let request = |posted: &Posted, elements: &[Sge]| Request {
         serial: 0,
         posted: *posted,
-        elements: elements.to_vec(),
-        arrives: Vec::new(),
+        elements: elements.iter().copied().collect(),
+        arrives: Few::default(),
         checksum: None,
         site,
         when,
@@ -152,7 +159,7 @@ pub(super) unsafe fn gather(
             });
         }
         let pair = arguments[0] as *mut ibv_qp;
-        let core = PairObject::get(pair)?.inner.core.clone();
+        let core: &QueuePair = &PairObject::get(pair)?.inner.core;
         let queues = core.queues();
         let (keys, domain): (&Keys, u32) = (&queues.engine.keys, queues.domain);
         let is_broken = core.state() == State::Error;
@@ -172,7 +179,7 @@ pub(super) unsafe fn gather(
             }
             // The peer's memory may be of this process.
             let writes = posted.rkey != 0 && posted.length > 0 && posted.opcode != IBV_WR_RDMA_READ;
-            if writes && *has_peer_here.get_or_insert_with(|| peer(&core).is_some()) {
+            if writes && *has_peer_here.get_or_insert_with(|| peer(core).is_some()) {
                 let start = posted.remote_address;
                 request.arrives.extend(start.checked_add(posted.length).map(|end| (start, end)));
             }
@@ -238,14 +245,14 @@ unsafe fn shared(act: Act, pointer: usize) -> Option<Arc<SharedReceiveQueue>> {
 
 impl Flight {
     /// The requests of a call are about to be posted.
-    pub(super) fn begin(&mut self, gathered: Gathered, findings: &mut Vec<Finding>) -> Posting {
+    pub(super) fn begin(&mut self, gathered: Gathered<'_>, findings: &mut Vec<Finding>) -> Posting {
         let Gathered { target, mut requests, core, has_peer_here, is_broken, gone } = gathered;
         let first = self.now() + 1;
         for request in &mut requests {
             request.serial = self.next_serial();
         }
         let (mut number, mut has_headers) = (0, false);
-        if let (Target::Sends(pointer) | Target::Receives(pointer), Some(core)) = (target, &core) {
+        if let (Target::Sends(pointer) | Target::Receives(pointer), Some(core)) = (target, core) {
             // SAFETY: the queue pair of the call.
             let pair = self.pair(pointer, || unsafe { new_pair(core, pointer as *const ibv_qp) });
             (number, has_headers) = (pair.number, pair.is_datagram);
@@ -270,13 +277,14 @@ impl Flight {
         }
         let mut over = None;
         let forgotten = match target {
-            Target::Shared(pointer) => self.shared.entry(pointer).or_default().begin(requests),
-            Target::Receives(pointer) => {
-                self.pairs.get_mut(&pointer).map_or_else(Vec::new, |pair| pair.receives.begin(requests))
-            }
+            Target::Shared(pointer) => self.shared.entry(pointer).or_default().begin(requests.drain(..)),
+            Target::Receives(pointer) => self
+                .pairs
+                .get_mut(&pointer)
+                .map_or_else(Vec::new, |pair| pair.receives.begin(requests.drain(..))),
             Target::Sends(pointer) => self.pairs.get_mut(&pointer).map_or_else(Vec::new, |pair| {
                 let last = requests.last().map_or(0, |request| request.posted.wr_id);
-                let forgotten = pair.sends.begin(requests);
+                let forgotten = pair.sends.begin(requests.drain(..));
                 if pair.sends.len() > pair.slots && !is_broken && pair.sends.is_certain() {
                     let mut all = pair.sends.iter().take(pair.slots);
                     over = Some(Over {
@@ -290,6 +298,7 @@ impl Flight {
             }),
         };
         self.finish(forgotten);
+        spare::keep(&REQUESTS, requests);
         Posting { target, serials: first..self.now() + 1, over }
     }
 
