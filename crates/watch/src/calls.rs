@@ -48,23 +48,25 @@ pub(crate) struct Call {
     pub(crate) name: &'static str,
     pub(crate) arguments: &'static [(&'static str, Form)],
     pub(crate) returns: Returns,
+    pub(crate) work: Work,
+}
+
+/// The work of the call of this name.
+const fn work(name: &str) -> Work {
+    match name.as_bytes() {
+        b"ibv_post_send" => Work::Sends,
+        b"ibv_post_recv" | b"ibv_post_srq_recv" | b"ibv_post_wq_recv" => Work::Receives,
+        b"ibv_wr_complete" => Work::Builders,
+        b"ibv_poll_cq" => Work::Completions,
+        b"ibv_start_poll" | b"ibv_next_poll" => Work::Cursor,
+        _ => Work::None,
+    }
 }
 
 impl Call {
-    pub(crate) fn work(&self) -> Work {
-        match self.name {
-            "ibv_post_send" => Work::Sends,
-            "ibv_post_recv" | "ibv_post_srq_recv" | "ibv_post_wq_recv" => Work::Receives,
-            "ibv_wr_complete" => Work::Builders,
-            "ibv_poll_cq" => Work::Completions,
-            "ibv_start_poll" | "ibv_next_poll" => Work::Cursor,
-            _ => Work::None,
-        }
-    }
-
     /// Whether a polling program makes it again and again without a result.
     pub(crate) fn is_poll(&self) -> bool {
-        matches!(self.returns, Returns::Poll) || self.name == "ibv_poll_cq"
+        matches!(self.returns, Returns::Poll) || self.work == Work::Completions
     }
 
     /// Whether it can fail.
@@ -80,6 +82,7 @@ macro_rules! calls {
             name: stringify!($name),
             arguments: &[$((stringify!($argument), $form)),*],
             returns: $returns,
+            work: work(stringify!($name)),
         }),*];
     };
 }

@@ -246,7 +246,7 @@ impl Faults {
         if self.forks.load(Ordering::Relaxed) != fork::forks() {
             self.go_on_after_fork();
         }
-        if self.has_points && matches!(call.work(), Work::Sends | Work::Builders) {
+        if self.has_points && matches!(call.work, Work::Sends | Work::Builders) {
             let posts = self.posts.fetch_add(1, Ordering::Relaxed) + 1;
             // SAFETY: the caller's promise.
             unsafe { self.act(arguments[0] as *mut ibv_qp, |point| *point == Point::Posts(posts)) };
@@ -298,7 +298,7 @@ impl Faults {
 
     /// Counts the completions of a call.
     fn count_completions(&self, call: &Call, answer: Answer) {
-        let more = match call.work() {
+        let more = match call.work {
             Work::Completions => u64::try_from(answer.value as i32).unwrap_or(0),
             Work::Cursor => u64::from(answer.value as i32 == 0),
             _ => 0,
@@ -321,7 +321,7 @@ impl Faults {
 /// # Safety
 /// The arguments are right for the call.
 unsafe fn refuse(call: &Call, arguments: &Arguments, errno: i32) -> Answer {
-    match call.work() {
+    match call.work {
         // The first request of the list is the one that is not taken.
         Work::Sends | Work::Receives if arguments[2] != 0 => {
             // SAFETY: the caller's promise.

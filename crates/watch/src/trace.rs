@@ -185,7 +185,7 @@ impl Trace {
         if self.is_json() {
             // SAFETY: the caller's promise.
             unsafe { self.post(&mut record, call, arguments) };
-        } else if call.work() == Work::Builders {
+        } else if call.work == Work::Builders {
             // SAFETY: the caller's promise: the thread has the builders.
             unsafe {
                 seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted, _| {
@@ -210,7 +210,7 @@ impl Trace {
                 let pair = arguments[0] as *const ibv_qp;
                 if pair.is_null() { 0 } else { (&raw const (*pair).qp_num).read_unaligned() }
             };
-            match call.work() {
+            match call.work {
                 Work::Sends => {
                     let list = arguments[1] as *const ibv_send_wr;
                     seam::sends(arguments[0] as *mut ibv_qp, list, |request, _| posted.push(*request));
@@ -285,7 +285,7 @@ impl Trace {
         let mut record = unsafe { Box::from_raw(word as *mut Record) };
         let failure = format::failure(call, answer);
         let is_empty = call.is_poll()
-            && match call.work() {
+            && match call.work {
                 Work::Completions => answer.value as i32 == 0,
                 _ => failure == Some(libc::ENOENT),
             };
@@ -301,7 +301,7 @@ impl Trace {
             if self.is_json() {
                 // SAFETY: the caller's promise.
                 unsafe { self.effects(&mut record, call, arguments, answer, failure.is_some()) };
-            } else if call.work() == Work::Cursor && failure.is_none() {
+            } else if call.work == Work::Cursor && failure.is_none() {
                 // SAFETY: the caller's promise: the thread has the cursor now.
                 record.effects.completed = unsafe { seam::under_cursor(arguments[0] as *mut ibv_cq_ex) };
             }
@@ -345,14 +345,14 @@ impl Trace {
         let effects = &mut record.effects;
         if let (Some((queue, first)), true) = (record.queue, failed) {
             let mut taken = 0;
-            if matches!(call.work(), Work::Sends | Work::Receives) && arguments[2] != 0 {
+            if matches!(call.work, Work::Sends | Work::Receives) && arguments[2] != 0 {
                 // SAFETY: the call has written there which request was the first that it did not take; the list is as it was.
                 unsafe {
                     let bad = *(arguments[2] as *const usize);
                     let mut next = arguments[1];
                     while next != 0 && next != bad && taken < effects.numbers.len() {
                         taken += 1;
-                        next = match call.work() {
+                        next = match call.work {
                             Work::Sends => (*(next as *const ibv_send_wr)).next as usize,
                             _ => (*(next as *const ibv_recv_wr)).next as usize,
                         };
@@ -366,7 +366,7 @@ impl Trace {
         let mut found = Vec::new();
         // SAFETY: the caller's promise.
         unsafe {
-            match call.work() {
+            match call.work {
                 Work::Completions if !failed => {
                     let list = arguments[2] as *const ibv_wc;
                     seam::completed(list, answer.value as u32 as usize, |completion| found.push(*completion));

@@ -28,7 +28,7 @@ impl Faults {
         }
         let mut last = None;
         let queue = arguments[0] as *mut ibv_cq;
-        match call.work() {
+        match call.work {
             Work::Completions => {
                 let list = arguments[2] as *mut ibv_wc;
                 for index in 0..usize::try_from(answer.value as i32).unwrap_or(0) {

@@ -9,7 +9,7 @@
 use crate::format::Process;
 
 /// The first bytes of the file, with the version of the layout.
-pub(crate) const MAGIC: [u8; 8] = *b"advring1";
+pub(crate) const MAGIC: [u8; 8] = *b"advring2";
 /// Bytes of the head.
 pub(crate) const HEAD: usize = 512;
 /// The number of the next chunk in turn.

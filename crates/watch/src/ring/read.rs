@@ -177,7 +177,7 @@ fn write_call(
     }
     if record.shows_work {
         effects.posted.clone_from(&record.posted);
-        effects.completed = record.completed.first().copied().filter(|_| call.work() == Work::Cursor);
+        effects.completed = record.completed.first().copied().filter(|_| call.work == Work::Cursor);
     }
     let style = if format == Format::Text { Style::Text } else { Style::Json };
     let arguments = record.arguments(call, style, failure.is_some());

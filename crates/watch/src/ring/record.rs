@@ -1,5 +1,6 @@
-//! Records of a ring. All are words. Requests and completions are as the program gave or got them, without what they point to but their elements; other
-//! arguments are tokens ([`crate::writer`]).
+//! Records of a ring. All are words. Requests with their elements, and completions, are written as far as they are shown; other arguments are tokens ([`crate::writer`]).
+
+mod post;
 
 use crate::calls::{CALLS, Call};
 use crate::decode;
@@ -9,10 +10,12 @@ use crate::writer::{Style, Writer};
 use adverb_core::watch::{Answers, Begun, Flow, Packet, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{Answer, Completed, MOST_ELEMENTS, Posted, Role};
+use adverb_libibverbs::seam::{Answer, Completed, Posted, Role};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::layout::word;
+use post::read_post;
+pub(crate) use post::{PostEnd, PostHead, begin_post, end_post, write_receive, write_send};
 
 /// What a record is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,48 +76,13 @@ impl<'a> Words<'a> {
     pub(crate) fn end(self) {
         let padded = self.bytes.len().next_multiple_of(8);
         self.bytes.resize(padded, 0);
-        let first = self.first | (padded as u64) << 32;
-        self.bytes[..8].copy_from_slice(&first.to_ne_bytes());
+        Self::set_first(self.bytes, self.first);
     }
-}
 
-/// What stands in front of the requests of a post, and is known before the post.
-pub(crate) struct PostHead {
-    pub(crate) start: u64,
-    /// A queue pair's number, or the handle of a shared receive queue.
-    pub(crate) queue: u32,
-    /// The address of the latter.
-    pub(crate) address: u64,
-    pub(crate) reports_all: bool,
-    pub(crate) place: u64,
-}
-
-/// Where the words of a post stand that are known after it.
-const POST_END: usize = 48;
-
-/// Writes the beginning of a post's record. [`end_post`] writes the rest.
-pub(crate) fn begin_post(words: &mut Words<'_>, head: &PostHead) {
-    words.word(head.start).word(head.address).pair(head.queue, head.reports_all.into()).word(head.place);
-    // Count of the requests, then: end, value, errno and what was taken, fault, the address of the first that was not taken.
-    words.word(0).word(0).word(0).word(0).word(0).word(0);
-}
-
-/// What is known after a post.
-pub(crate) struct PostEnd {
-    pub(crate) end: u64,
-    pub(crate) answer: Answer,
-    pub(crate) taken: usize,
-    pub(crate) fault: u64,
-    pub(crate) bad: u64,
-}
-
-/// Writes how many requests a post has, and how it ended, into its record.
-pub(crate) fn end_post(bytes: &mut [u8], count: usize, end: &PostEnd) {
-    let errno = u64::from(end.answer.errno as u32) | (end.taken as u64) << 32;
-    let words = [count as u64, end.end, end.answer.value as u64, errno, end.fault, end.bad];
-    for (index, value) in words.into_iter().enumerate() {
-        let at = POST_END - 8 + index * 8;
-        bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    /// Writes the first word of a whole record: what it is, and its length.
+    fn set_first(bytes: &mut [u8], what: u64) {
+        let first = what | (bytes.len() as u64) << 32;
+        bytes[..8].copy_from_slice(&first.to_ne_bytes());
     }
 }
 
@@ -302,7 +270,7 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
         _ if !CALLS.get(index).is_some_and(|call| fits(kind, call)) => None,
         Kind::Call => read_call(&mut cursor, index).map(Record::Call),
         Kind::Sends | Kind::Receives => read_post(&mut cursor, kind, index).map(Record::Call),
-        Kind::Completions | Kind::Run => read_poll(&mut cursor, kind, index).map(Record::Call),
+        Kind::Completions | Kind::Run => read_poll(&mut cursor, first, index).map(Record::Call),
     }
 }
 
@@ -362,94 +330,15 @@ fn read_completed(cursor: &mut Cursor<'_>) -> Option<Completed> {
     Some(Completed { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
 }
 
-fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<CallRecord<'a>> {
-    let (start, address) = (cursor.word()?, cursor.word()?);
-    let ((queue, reports_all), place) = (cursor.pair()?, cursor.word()?);
-    let (count, end, value) = (cursor.word()?, cursor.word()?, cursor.word()?);
-    let ((errno, taken), fault, bad) = (cursor.pair()?, cursor.word()?, cursor.word()? as usize);
-    let mut posted = Vec::new();
-    let mut elements: Vec<ibv_sge> = Vec::new();
-    // Each request's own, since the list may move while it grows.
-    let mut firsts = Vec::new();
-    let mut take = |cursor: &mut Cursor<'a>, count: i32| {
-        let count = usize::try_from(count).ok().filter(|count| *count <= MOST_ELEMENTS as usize)?;
-        firsts.push((elements.len(), count));
-        let first = elements.len();
-        for _ in 0..count {
-            elements.push(cursor.value()?);
-        }
-        Some(elements[first..].iter().map(|sge| u64::from(sge.length)).sum::<u64>())
-    };
-    let (mut sends, mut receives) = (Vec::<ibv_send_wr>::new(), Vec::<ibv_recv_wr>::new());
-    for _ in 0..count {
-        if kind == Kind::Sends {
-            let wr: ibv_send_wr = cursor.value()?;
-            if wr.opcode == IBV_WR_BIND_MW {
-                return None;
-            }
-            let length = take(cursor, wr.num_sge)?;
-            let is_reported = reports_all != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0;
-            posted.push(Posted {
-                wr_id: wr.wr_id,
-                role: Role::Send,
-                opcode: wr.opcode,
-                flags: wr.send_flags,
-                length,
-                remote_address: 0,
-                rkey: 0,
-                is_reported,
-            });
-            sends.push(wr);
-        } else {
-            let wr: ibv_recv_wr = cursor.value()?;
-            let length = take(cursor, wr.num_sge)?;
-            posted.push(Posted {
-                wr_id: wr.wr_id,
-                role: Role::Receive,
-                opcode: 0,
-                flags: 0,
-                length,
-                remote_address: 0,
-                rkey: 0,
-                is_reported: true,
-            });
-            receives.push(wr);
-        }
-    }
-    // The lists point to what has been read, and to nothing else.
-    let elements_at = |index: usize| {
-        let (first, count) = firsts[index];
-        if count == 0 { std::ptr::null_mut() } else { elements[first..].as_ptr().cast_mut() }
-    };
-    for index in (0..sends.len()).rev() {
-        sends[index].sg_list = elements_at(index);
-        sends[index].next =
-            sends.get(index + 1).map_or(std::ptr::null_mut(), |wr| std::ptr::from_ref(wr).cast_mut());
-    }
-    for index in (0..receives.len()).rev() {
-        receives[index].sg_list = elements_at(index);
-        receives[index].next =
-            receives.get(index + 1).map_or(std::ptr::null_mut(), |wr| std::ptr::from_ref(wr).cast_mut());
-    }
-    let (owner, arguments) = match kind {
-        Kind::Sends => {
-            (Queue::Sends(queue), Written::Sends { queue, requests: sends, _elements: elements, bad })
-        }
-        _ => {
-            let owner = if address == 0 { Queue::Receives(queue) } else { Queue::Shared(address as usize) };
-            (owner, Written::Receives { queue, requests: receives, _elements: elements, bad })
-        }
-    };
-    let answer = Answer { value: value as usize, errno: errno as i32 };
-    Some(CallRecord {
-        fault: (fault != 0).then_some(fault),
-        queue: Some(owner),
-        place: (kind == Kind::Sends).then_some(place),
-        posted,
-        taken: taken as usize,
-        arguments,
-        ..CallRecord::of_tokens(index, (start, end), answer, &[])
-    })
+/// Of a completion of which this is all that is not zero: its name, operation, length, queue pair and flags. As a rule it is.
+const SHORT: usize = 24;
+/// In the first word of a record: its completions are short.
+const ARE_SHORT: u64 = 1 << 24;
+
+fn is_short(wc: &ibv_wc) -> bool {
+    wc.status | wc.vendor_err | wc.imm_data | wc.src_qp == 0
+        && wc.pkey_index | wc.slid == 0
+        && wc.sl | wc.dlid_path_bits == 0
 }
 
 /// Writes the completions that a poll has found.
@@ -461,9 +350,32 @@ pub(crate) fn write_completions(
     found: &[ibv_wc],
 ) {
     let mut words = Words::begin(bytes, Kind::Completions, index);
-    words.word(start).word(end).word(found.len() as u64).pair(queue, most);
-    found.iter().for_each(|wc| _ = words.copy(wc));
+    words.word(start).word(end).pair(queue, most);
+    if found.iter().all(is_short) {
+        words.first |= ARE_SHORT;
+        for wc in found {
+            words.word(wc.wr_id).pair(wc.opcode, wc.byte_len).pair(wc.qp_num, wc.wc_flags);
+        }
+    } else {
+        found.iter().for_each(|wc| _ = words.copy(wc));
+    }
     words.end();
+}
+
+/// Reads them, to the end of the record.
+fn read_completions(cursor: &mut Cursor<'_>, are_short: bool) -> Option<Vec<ibv_wc>> {
+    let size = if are_short { SHORT } else { size_of::<ibv_wc>() };
+    let count = cursor.0.len() / size;
+    let read = |_| {
+        if !are_short {
+            return cursor.value();
+        }
+        let mut wc = ibv_wc::zeroed();
+        wc.wr_id = cursor.word()?;
+        ((wc.opcode, wc.byte_len), (wc.qp_num, wc.wc_flags)) = (cursor.pair()?, cursor.pair()?);
+        Some(wc)
+    };
+    (0..count).map(read).collect()
 }
 
 /// Writes polls that have found nothing. `second`: the word of their second argument.
@@ -480,16 +392,18 @@ pub(crate) fn write_run(
     words.end();
 }
 
-fn read_poll<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<CallRecord<'a>> {
-    let (start, end, value) = (cursor.word()?, cursor.word()?, cursor.word()?);
-    let (queue, most) = cursor.pair()?;
-    let (mut second, mut times, mut found) = (most as usize, 1, Vec::<ibv_wc>::new());
-    if kind == Kind::Run {
-        (second, times) = (cursor.word()? as usize, cursor.word()?);
+fn read_poll<'a>(cursor: &mut Cursor<'a>, first: u64, index: usize) -> Option<CallRecord<'a>> {
+    let (start, end) = (cursor.word()?, cursor.word()?);
+    let (queue, second, times, value, mut found);
+    if first & 0xff == Kind::Run as u64 {
+        value = cursor.word()?;
+        queue = cursor.pair()?.0;
+        (second, times, found) = (cursor.word()? as usize, cursor.word()?, Vec::new());
     } else {
-        for _ in 0..value {
-            found.push(cursor.value()?);
-        }
+        let (handle, most) = cursor.pair()?;
+        (queue, second, times) = (handle, most as usize, 1);
+        found = read_completions(cursor, first & ARE_SHORT != 0)?;
+        value = found.len() as u64;
     }
     let completed = found.iter().map(Completed::from).collect();
     let answer = Answer { value: value as usize, errno: 0 };

@@ -124,10 +124,11 @@ fn posts_and_polls_are_matched_when_they_are_read() {
     for wr_id in [5, 6] {
         let mut wr = ibv_send_wr::zeroed();
         (wr.wr_id, wr.opcode, wr.num_sge) = (wr_id, IBV_WR_SEND, 1);
-        // Nobody follows what a file says.
-        (wr.sg_list, wr.next) = (16 as *mut ibv_sge, 24 as *mut ibv_send_wr);
         wr.send_flags = if wr_id == 6 { IBV_SEND_SIGNALED } else { 0 };
-        words.copy(&wr).copy(&ibv_sge { addr: 0x1000, length: 8, lkey: 0x22 });
+        let mut sge = ibv_sge { addr: 0x1000, length: 8, lkey: 0x22 };
+        wr.sg_list = &raw mut sge;
+        // SAFETY: a live request with its element.
+        assert!(unsafe { record::write_send(&mut words, &wr) });
     }
     words.end();
     let end = PostEnd { end: base + 9, answer: answer(0, 0), taken: 2, fault: 0, bad: 0 };

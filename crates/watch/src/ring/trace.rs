@@ -12,7 +12,7 @@ use crate::writer::{Style, Writer};
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{self, Answer, Arguments, MOST_ELEMENTS, Posted};
+use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::OnceLock;
@@ -126,7 +126,7 @@ impl Trace {
         if !self.chosen[index] {
             return 0;
         }
-        if call.work() == Work::Completions {
+        if call.work == Work::Completions {
             return (clock::device() as usize) << 3 | POLL;
         }
         let Some(_inside) = Inside::enter() else { return 0 };
@@ -151,7 +151,7 @@ impl Trace {
         pending.start = clock::device();
         // SAFETY: the caller's promise.
         let is_copied = unsafe {
-            match call.work() {
+            match call.work {
                 Work::Sends => copy_sends(&mut pending, arguments),
                 Work::Receives => copy_receives(&mut pending, call, arguments),
                 _ => false,
@@ -208,7 +208,7 @@ impl Trace {
         // SAFETY: made by `begins`, and given back once.
         let mut pending = unsafe { Box::from_raw(word as *mut Pending) };
         let failed = format::failure(call, answer);
-        let is_empty = call.work() == Work::Cursor && failed == Some(libc::ENOENT) && pending.fault == 0;
+        let is_empty = call.work == Work::Cursor && failed == Some(libc::ENOENT) && pending.fault == 0;
         // SAFETY: the caller's promise.
         if is_empty && unsafe { self.counts(index, arguments, (pending.start, end), answer) } {
             return self.keep(pending);
@@ -377,18 +377,6 @@ unsafe fn number(pair: usize) -> u32 {
     if pair == 0 { 0 } else { unsafe { (&raw const (*(pair as *const ibv_qp)).qp_num).read_unaligned() } }
 }
 
-/// Copies a request and its elements.
-///
-/// # Safety
-/// The list has so many elements.
-unsafe fn copy_request<T: Copy>(words: &mut Words<'_>, request: &T, list: *const ibv_sge, number: i32) {
-    words.copy(request);
-    for index in 0..number as usize {
-        // SAFETY: the caller's promise.
-        words.copy(unsafe { &*list.add(index) });
-    }
-}
-
 /// Copies the requests of an `ibv_post_send`. False if they are written in another way.
 ///
 /// # Safety
@@ -404,12 +392,10 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
     let (mut next, mut count) = (arguments[1] as *const ibv_send_wr, 0);
     // SAFETY: the caller's promise.
     while let Some(wr) = unsafe { next.as_ref() } {
-        let is_plain = (0..=MOST_ELEMENTS).contains(&wr.num_sge) && wr.opcode != IBV_WR_BIND_MW;
-        if count == MOST_COPIED || !is_plain || wr.sg_list.is_null() && wr.num_sge != 0 {
+        // SAFETY: the caller's promise.
+        if count == MOST_COPIED || !unsafe { record::write_send(&mut words, wr) } {
             return false;
         }
-        // SAFETY: the caller's promise.
-        unsafe { copy_request(&mut words, wr, wr.sg_list, wr.num_sge) };
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();
@@ -439,12 +425,10 @@ unsafe fn copy_receives(pending: &mut Pending, call: &Call, arguments: &Argument
     let (mut next, mut count) = (arguments[1] as *const ibv_recv_wr, 0);
     // SAFETY: the caller's promise.
     while let Some(wr) = unsafe { next.as_ref() } {
-        let is_plain = (0..=MOST_ELEMENTS).contains(&wr.num_sge);
-        if count == MOST_COPIED || !is_plain || wr.sg_list.is_null() && wr.num_sge != 0 {
+        // SAFETY: the caller's promise.
+        if count == MOST_COPIED || !unsafe { record::write_receive(&mut words, wr) } {
             return false;
         }
-        // SAFETY: the caller's promise.
-        unsafe { copy_request(&mut words, wr, wr.sg_list, wr.num_sge) };
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();
@@ -461,7 +445,7 @@ unsafe fn requests(pending: &mut Pending, call: &Call, arguments: &Arguments) {
     let posted = &mut pending.posted;
     // SAFETY: the caller's promise.
     unsafe {
-        match call.work() {
+        match call.work {
             Work::Sends => {
                 let list = arguments[1] as *const ibv_send_wr;
                 seam::sends(pair, list, |request, _| posted.push(*request));
@@ -491,7 +475,7 @@ unsafe fn requests(pending: &mut Pending, call: &Call, arguments: &Arguments) {
 /// # Safety
 /// The arguments are right for the call, which has ended.
 unsafe fn refused(call: &Call, arguments: &Arguments, count: usize, failed: bool) -> (usize, u64) {
-    if !failed || arguments[2] == 0 || !matches!(call.work(), Work::Sends | Work::Receives) {
+    if !failed || arguments[2] == 0 || !matches!(call.work, Work::Sends | Work::Receives) {
         return (if failed { 0 } else { count }, 0);
     }
     let mut taken = 0;
@@ -501,7 +485,7 @@ unsafe fn refused(call: &Call, arguments: &Arguments, count: usize, failed: bool
         let mut next = arguments[1];
         while next != 0 && next != bad && taken < count {
             taken += 1;
-            next = match call.work() {
+            next = match call.work {
                 Work::Sends => (*(next as *const ibv_send_wr)).next as usize,
                 _ => (*(next as *const ibv_recv_wr)).next as usize,
             };
@@ -527,13 +511,13 @@ unsafe fn finish(pending: &mut Pending, call: &Call, arguments: &Arguments, end:
     let mut one = CallRecord::of_tokens(pending.index, (pending.start, end), answer, tokens_of_arguments);
     one.result = result;
     one.fault = (pending.fault != 0).then_some(pending.fault);
-    one.shows_work = matches!(call.work(), Work::Builders | Work::Cursor);
+    one.shows_work = matches!(call.work, Work::Builders | Work::Cursor);
     (one.queue, one.place) = (pending.queue, pending.place);
     one.posted = std::mem::take(&mut pending.posted);
     // SAFETY: the caller's promise.
     unsafe {
         one.taken = refused(call, arguments, one.posted.len(), failed).0;
-        if call.work() == Work::Cursor && !failed {
+        if call.work == Work::Cursor && !failed {
             one.completed.extend(seam::under_cursor(arguments[0] as *mut ibv_cq_ex));
         }
     }
