@@ -59,11 +59,8 @@ impl<T> EventQueue<T> {
             return Err(Error::system("eventfd"));
         }
         // SAFETY: `fd` is fresh and nobody else's.
-        Ok(Self {
-            tokens: unsafe { OwnedFd::from_raw_fd(fd) },
-            waiting: Mutex::default(),
-            born: ForkGeneration::now(),
-        })
+        let tokens = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { tokens, waiting: Mutex::default(), born: ForkGeneration::now() })
     }
 
     /// The same, with a descriptor whose number is greater than those of all that are open ([`above_all`]).

@@ -63,7 +63,7 @@ pub struct Datagram<'a> {
 /// but for a counter of wrong Q_Keys.
 ///
 /// # Errors
-/// [`super::Dropped::Opcode`], [`super::Dropped::QueueKey`].
+/// [`super::DropReason::Opcode`], [`super::DropReason::QueueKey`].
 pub fn check_datagram<'a>(packet: &Packet<'a>, qkey: u32) -> Result<Datagram<'a>, super::DropReason> {
     let deth = packet.deth().ok_or(super::DropReason::Opcode)?;
     // IB-UD-10

@@ -219,7 +219,7 @@ impl Sender {
     /// Ends this direction in order, before the half-close of TCP.
     ///
     /// # Errors
-    /// [`Refused::Busy`] in the middle of a message.
+    /// [`BeginError::Busy`] in the middle of a message.
     // RFC5041-6.2.1-1, RFC5041-6.2.1-4: data handed over goes out before the stream is torn down, and no more is taken.
     pub fn finish(&mut self) -> Result<(), BeginError> {
         if self.current.is_some() {

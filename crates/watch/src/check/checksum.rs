@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn checksums_see_parts_that_change_places() {
-        let bytes: Vec<u8> = (0..512_u32).map(|place| (place * 37 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..512_u32).map(|place| ((place * 37) >> 3) as u8).collect();
         for length in [8, 16, 128] {
             let mut other = bytes.clone();
             other[..2 * length].rotate_left(length);
