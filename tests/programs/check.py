@@ -39,6 +39,7 @@ NAMES = {
     "deadlock": "messages of both directions wait for receives",
     "retries-run-out": "a request is sent for the last time, and the peer does not answer",
     "receive-too-small": "a message is longer than the receive that it takes",
+    "wrong-q-key": "a datagram whose Q_Key is not that of its destination",
     "in-flight-at-exit": "the program ends, and does not know whether its requests have succeeded",
     "object-leaked": "an object is never destroyed",
     "object-destroyed-twice": "an object is destroyed a second time",

@@ -25,6 +25,13 @@ pub enum Heard<'a> {
         /// Bytes of the receive.
         room: u64,
     },
+    /// A datagram was dropped, since its Q_Key is not that of the queue pair.
+    WrongQkey {
+        /// That of the datagram.
+        has: u32,
+        /// That of the queue pair.
+        wanted: u32,
+    },
     /// A message of the peer has found no receive.
     NoReceiveHere,
     /// A message has found no receive at the peer.

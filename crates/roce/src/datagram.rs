@@ -10,6 +10,7 @@ use crate::observer;
 use crate::peer::{Peer, SentTotals};
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
+use adverb_core::heard::{self, Heard};
 use adverb_core::memory::{Reader, Source};
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
@@ -248,6 +249,14 @@ impl DatagramLink {
             Ok(datagram) => datagram,
             Err(DropReason::QueueKey) => {
                 counters.wrong_qkey.add(1);
+                if heard::is_heard()
+                    && let Some(header) = packet.deth()
+                    && (matches!(via, Via::Host(..))
+                        || matches!(via, Via::Network(arrival) if self.verify(arrival)))
+                {
+                    let (has, wanted) = (header.qkey.get(), self.qkey);
+                    heard::tell(queues.number, Heard::WrongQkey { has, wanted });
+                }
                 return;
             }
             Err(_) => {

@@ -70,6 +70,9 @@ kinds! {
     ReceiveTooSmall "receive-too-small":
         "A message is longer than the receive that it takes.",
         "post receives as long as the longest message that the peer sends";
+    WrongQkey "wrong-q-key":
+        "A datagram has another Q_Key than the queue pair that it goes to: it is dropped, and its sender learns nothing of that.",
+        "set remote_qkey of the request to the qkey of the receiver: that of its ibv_modify_qp, or of the event of rdma_cm";
     InFlightAtExit "in-flight-at-exit":
         "The program ends while a request is under way, or without a poll of its completion: nobody knows whether it has succeeded.",
         "poll the completions of all requests before the program ends, or destroy the queue pair";
@@ -136,7 +139,7 @@ mod tests {
 
     #[test]
     fn names_lead_to_their_kinds() {
-        assert_eq!(Kind::ALL.len(), 30);
+        assert_eq!(Kind::ALL.len(), 31);
         for kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(*kind));
             assert!(kind.meaning().ends_with('.') && !kind.remedy().ends_with('.'), "{kind:?}");

@@ -73,6 +73,7 @@ fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<Told> {
 pub(super) enum Told {
     Refused { why: String, error: Option<AccessError>, rights: Access },
     TooLong { message: u64, is_whole: bool, room: u64 },
+    WrongQkey { has: u32, wanted: u32 },
     NoReceiveHere,
     NoReceiveThere,
     LastRetry { retries: u8, is_not_ready: bool },
@@ -83,6 +84,7 @@ pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
     let told = match heard {
         Heard::Refused { why, error, rights } => Told::Refused { why: why.to_owned(), error, rights },
         Heard::TooLong { message, is_whole, room } => Told::TooLong { message, is_whole, room },
+        Heard::WrongQkey { has, wanted } => Told::WrongQkey { has, wanted },
         Heard::NoReceiveHere => Told::NoReceiveHere,
         Heard::NoReceiveThere => Told::NoReceiveThere,
         Heard::LastRetry { retries, is_not_ready } => Told::LastRetry { retries, is_not_ready },
@@ -384,6 +386,13 @@ impl State {
                         let finding = Finding::new(Kind::AccessRefused, number.into(), text);
                         findings.push(finding.remedy(remedy_of(error, rights)));
                     }
+                    continue;
+                }
+                Told::WrongQkey { has, wanted } => {
+                    let text = format!(
+                        "a datagram for queue pair {number:#x} has the Q_Key {has:#x} and is dropped: the Q_Key of the queue pair is {wanted:#x}"
+                    );
+                    findings.push(Finding::new(Kind::WrongQkey, number.into(), text));
                     continue;
                 }
                 Told::TooLong { .. } => continue,
