@@ -1,7 +1,7 @@
 //! Keys: when one has been taken away, nobody uses the bytes.
 
-use super::Shared;
-use crate::memory::{Access, Keys, Opened, Publisher, Reader};
+use super::SharedWord;
+use crate::memory::{Access, Keys, PublishedBytes, Publisher, Reader};
 use crate::sync::{AtomicBool, Ordering, fence};
 use loom::thread;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const NONE: Access = Access::empty();
 /// A key table whose readers need not count, and memory of which loom says when two use it at once.
 struct World {
     keys: &'static Keys,
-    memory: Arc<Shared>,
+    memory: Arc<SharedWord>,
     key: u32,
 }
 
@@ -122,7 +122,7 @@ struct Book {
 }
 
 impl Publisher for Book {
-    fn publish(&self, _: u32, _: u32, _: &Opened) {
+    fn publish(&self, _: u32, _: u32, _: &PublishedBytes) {
         self.is_shown.store(true, Ordering::Release);
     }
 
@@ -140,7 +140,7 @@ impl Publisher for Book {
 }
 
 impl Book {
-    fn use_memory(&self, memory: &Shared) {
+    fn use_memory(&self, memory: &SharedWord) {
         self.is_announced.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.is_shown.load(Ordering::Acquire) {

@@ -1,6 +1,6 @@
 //! Posts that are put off, as over iWARP: whoever finds the transmit lock taken does not wait, and each leaves, though the polls stop at any moment.
 
-use super::Shared;
+use super::SharedWord;
 use super::gathering::Clock;
 use crate::gathering::{Gathering, Gathers};
 use crate::lock::Lock;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 struct Connection {
     posted: AtomicU32,
     begun: AtomicU32,
-    sending: Lock<Shared>,
+    sending: Lock<SharedWord>,
     rings: Rings,
 }
 

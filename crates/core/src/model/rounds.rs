@@ -1,6 +1,6 @@
 //! What is received while something is being sent: it is put off until that has ended, and not forgotten.
 
-use super::Shared;
+use super::SharedWord;
 use crate::lock::Lock;
 use crate::rings::{Rounds, WorkNote};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// A connection on which a request leaves and its answer comes. As in iWARP.
 #[derive(Default)]
 struct Connection {
-    sending: Lock<Shared>,
-    receiving: Lock<Shared>,
+    sending: Lock<SharedWord>,
+    receiving: Lock<SharedWord>,
     rounds: Rounds,
     missed: WorkNote,
     has_answer: AtomicBool,

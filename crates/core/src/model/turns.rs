@@ -1,8 +1,8 @@
 //! Work that takes many turns, or long, and what is left to whoever is at it.
 
-use super::Shared;
+use super::SharedWord;
 use crate::busy::Busy;
-use crate::lock::{Guard, Lock};
+use crate::lock::{Lock, Guard};
 use crate::rings::Turns;
 use crate::sync::{AtomicU32, Ordering};
 use loom::thread;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Posts of two threads, and a third at long work already.
 #[derive(Default)]
 struct Desk {
-    lock: Lock<Shared>,
+    lock: Lock<SharedWord>,
     posted: [AtomicU32; 2],
     done: [AtomicU32; 2],
     turns: Turns,
@@ -24,7 +24,7 @@ impl Desk {
     }
 
     /// With the lock.
-    fn work(&self, shared: &Shared) {
+    fn work(&self, shared: &SharedWord) {
         shared.add();
         for (posted, done) in self.posted.iter().zip(&self.done) {
             done.store(posted.load(Ordering::Acquire), Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Desk {
         true
     }
 
-    fn last_turn(&self, shared: Guard<'_, Shared>) {
+    fn last_turn(&self, shared: Guard<'_, SharedWord>) {
         shared.add();
         self.turns.end();
         self.work(&shared);
@@ -55,7 +55,7 @@ impl Desk {
         true
     }
 
-    fn long_work(&self, shared: Guard<'_, Shared>) {
+    fn long_work(&self, shared: Guard<'_, SharedWord>) {
         self.busy.during(|| shared.add());
         drop(shared);
         if self.busy.take_note() {
@@ -64,7 +64,7 @@ impl Desk {
     }
 }
 
-fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, Guard<'_, Shared>), posters: usize) {
+fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, Guard<'_, SharedWord>), posters: usize) {
     let mut model = loom::model::Builder::new();
     // Two threads in every order that there is; three in those with a few changes of thread that nobody waited for.
     model.preemption_bound = (posters > 1).then_some(2);
