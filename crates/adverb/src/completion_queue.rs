@@ -3,7 +3,7 @@
 use crate::flight::{Flights, shared_queue};
 use crate::{Completion, Context, Error, Result, SharedReceiveQueue};
 use adverb_core::cq::{self, CompletionChannel};
-use adverb_core::lock::{Guard, Lock};
+use adverb_core::lock::{Lock, LockGuard};
 use adverb_core::memory::moved::safe_point;
 use adverb_core::request;
 use std::fmt;
@@ -263,7 +263,7 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn flights(&self) -> Guard<'_, Flights> {
+    pub(crate) fn flights(&self) -> LockGuard<'_, Flights> {
         self.0.flights.lock()
     }
 }

@@ -4,7 +4,7 @@ use crate::flight::{Flight, Flights, MOST_SHARED, NOTHING, shared_queue};
 use crate::request::Rejected;
 use crate::{CompletionQueue, Error, ProtectionDomain, Result, Segments};
 use adverb_core::error::PostError;
-use adverb_core::lock::{Guard, Lock};
+use adverb_core::lock::{Lock, LockGuard};
 use adverb_core::request::ReceiveRequest;
 use adverb_core::srq::{self, SharedReceiveQueueAttributes};
 use adverb_core::xrc::XrcDomain;
@@ -159,7 +159,7 @@ impl SharedReceiveQueue {
     }
 
     #[inline]
-    pub(crate) fn flights(&self) -> Guard<'_, Flights> {
+    pub(crate) fn flights(&self) -> LockGuard<'_, Flights> {
         self.0.flights.lock()
     }
 

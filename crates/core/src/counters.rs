@@ -11,7 +11,7 @@ mod lines;
 mod page;
 
 use crate::inspect::plain;
-pub(crate) use lines::Line;
+pub(crate) use lines::CounterLine;
 pub(crate) use page::Page;
 use page::{MEMFD, bytes_of, parse};
 

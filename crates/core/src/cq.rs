@@ -8,9 +8,9 @@ use crate::engine;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::ForkGeneration;
-use crate::inspect::{Kind, Line};
+use crate::inspect::{AnswerLine, Kind};
 use crate::late::Late;
-use crate::lock::{Guard, Lock};
+use crate::lock::{Lock, LockGuard};
 use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
@@ -395,7 +395,7 @@ impl CompletionQueue {
     /// What another process may be told of it ([`crate::inspect`]); nothing once the program has destroyed it.
     pub(crate) fn describe(&self) -> Option<String> {
         (!self.seat.is_left()).then(|| {
-            Line::of(Kind::CompletionQueue)
+            AnswerLine::of(Kind::CompletionQueue)
                 .with("device", self.seat.context().device().name())
                 .with("number", self.number)
                 .with("waiting", self.length.load(Ordering::Relaxed))
@@ -470,7 +470,7 @@ impl CompletionQueue {
             unheard.forget();
         }
         self.length.store(*length as u32, Ordering::Release);
-        Guard::release(ring);
+        LockGuard::release(ring);
         if are_finds_told() {
             self.found();
         }
@@ -672,7 +672,7 @@ impl CompletionQueue {
         // RFC5040-5.3-9
         let has_failed = completion.status != Status::Success;
         let wakes = self.arming.completed(unheard, solicited || has_failed);
-        Guard::release(ring);
+        LockGuard::release(ring);
         if wakes {
             self.wake(has_failed);
         }
@@ -681,7 +681,7 @@ impl CompletionQueue {
     /// A completion that may be late, or has no place.
     #[cold]
     #[inline(never)]
-    fn add_unusually(&self, unusual: u8, ring: Guard<'_, Ring>, completion: Completion, solicited: bool) {
+    fn add_unusually(&self, unusual: u8, ring: LockGuard<'_, Ring>, completion: Completion, solicited: bool) {
         match &self.late {
             Some(late) if unusual & LATE != 0 && !self.has_overrun() => {
                 drop(ring);
@@ -702,7 +702,7 @@ impl CompletionQueue {
 
     /// A completion has no place: it is lost.
     #[cold]
-    fn lose(&self, ring: Guard<'_, Ring>) {
+    fn lose(&self, ring: LockGuard<'_, Ring>) {
         let room = ring.entries.len();
         let first = self.unusual.fetch_or(OVERRUN, Ordering::Relaxed) & OVERRUN == 0;
         drop(ring);
@@ -880,7 +880,7 @@ impl CompletionQueue {
         }
     }
 
-    fn lock(&self) -> Guard<'_, Ring> {
+    fn lock(&self) -> LockGuard<'_, Ring> {
         self.ring.lock()
     }
 }

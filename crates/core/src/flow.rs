@@ -57,7 +57,7 @@ pub struct Ipv6Fields {
 
 /// Ports of TCP or UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ports {
+pub struct PortPair {
     /// Destination.
     pub destination: [u8; 2],
     /// Source.
@@ -74,9 +74,9 @@ pub enum FlowSpec {
     /// IPv6: value and mask.
     Ipv6(Ipv6Fields, Ipv6Fields),
     /// TCP: value and mask.
-    Tcp(Ports, Ports),
+    Tcp(PortPair, PortPair),
     /// UDP: value and mask.
-    Udp(Ports, Ports),
+    Udp(PortPair, PortPair),
     /// No condition: what the rule takes goes nowhere.
     Drop,
 }
@@ -100,8 +100,8 @@ pub struct Headers {
     ethernet: EthernetFields,
     ipv4: Option<Ipv4Fields>,
     ipv6: Option<Ipv6Fields>,
-    tcp: Option<Ports>,
-    udp: Option<Ports>,
+    tcp: Option<PortPair>,
+    udp: Option<PortPair>,
 }
 
 const VLAN: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
@@ -136,7 +136,7 @@ impl Headers {
         };
         let ports = protocol.and_then(|_| take::<4>(&mut rest));
         if let (Some(protocol), Some([a, b, c, d])) = (protocol, ports) {
-            let ports = Ports { source: [a, b], destination: [c, d] };
+            let ports = PortPair { source: [a, b], destination: [c, d] };
             match protocol {
                 TCP => headers.tcp = Some(ports),
                 UDP => headers.udp = Some(ports),
@@ -202,7 +202,7 @@ fn same<const N: usize>(found: [u8; N], value: [u8; N], mask: [u8; N]) -> bool {
     (0..N).all(|index| (found[index] ^ value[index]) & mask[index] == 0)
 }
 
-fn same_ports(found: Ports, value: &Ports, mask: &Ports) -> bool {
+fn same_ports(found: PortPair, value: &PortPair, mask: &PortPair) -> bool {
     same(found.destination, value.destination, mask.destination)
         && same(found.source, value.source, mask.source)
 }
@@ -349,8 +349,8 @@ mod tests {
     }
 
     fn to_port(port: u16) -> FlowSpec {
-        let value = Ports { destination: port.to_be_bytes(), ..Ports::default() };
-        FlowSpec::Udp(value, Ports { destination: ALL, ..Ports::default() })
+        let value = PortPair { destination: port.to_be_bytes(), ..PortPair::default() };
+        FlowSpec::Udp(value, PortPair { destination: ALL, ..PortPair::default() })
     }
 
     #[test]
@@ -359,7 +359,7 @@ mod tests {
             let headers = Headers::of(&frame(vlan, 9)).unwrap();
             let normal = |spec| rule(FlowKind::Normal, 0, &[spec]).matches(&headers);
             assert!(normal(to_port(9)) && !normal(to_port(8)));
-            assert!(!normal(FlowSpec::Tcp(Ports::default(), Ports::default())));
+            assert!(!normal(FlowSpec::Tcp(PortPair::default(), PortPair::default())));
             assert!(!normal(FlowSpec::Ipv6(Ipv6Fields::default(), Ipv6Fields::default())));
             let tag = EthernetFields { vlan: [0xf0, 5], ..EthernetFields::default() };
             let mask = EthernetFields { vlan: ALL, ..EthernetFields::default() };

@@ -47,12 +47,12 @@ pub enum Heard<'a> {
 
 /// Hears what is told of a queue pair, by its number. It is called by threads that hold locks of the engine: it calls nothing of the engine, and waits for
 /// nobody.
-pub type Listener = fn(u32, Heard<'_>);
+pub type HeardListener = fn(u32, Heard<'_>);
 
 static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 /// From now on, this function hears everything.
-pub fn listen(listener: Listener) {
+pub fn listen(listener: HeardListener) {
     LISTENER.store(listener as *mut (), Ordering::Release);
 }
 
@@ -68,7 +68,7 @@ pub fn tell(queue_pair: u32, heard: Heard<'_>) {
     let listener = LISTENER.load(Ordering::Acquire);
     if !listener.is_null() {
         // SAFETY: not null, so `listen` has stored a function of this type.
-        let listener = unsafe { std::mem::transmute::<*mut (), Listener>(listener) };
+        let listener = unsafe { std::mem::transmute::<*mut (), HeardListener>(listener) };
         listener(queue_pair, heard);
     }
 }

@@ -80,9 +80,9 @@ fn answer(engine: &Engine, connection: &Connection) {
 }
 
 /// A line of an answer while it is made.
-pub(crate) struct Line(String);
+pub(crate) struct AnswerLine(String);
 
-impl Line {
+impl AnswerLine {
     /// Of an object of this kind.
     pub(crate) fn of(kind: Kind) -> Self {
         Self(kind.word().to_owned())
@@ -109,10 +109,14 @@ fn describe(engine: &Engine) -> Vec<String> {
     for device in engine.devices() {
         let contexts = device.contexts();
         lines.push(
-            Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text(),
+            AnswerLine::of(Kind::Device)
+                .with("device", device.name())
+                .with("contexts", contexts.len())
+                .text(),
         );
         for domain in contexts.iter().flat_map(|context| context.protection_domains()) {
-            let line = Line::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
+            let line =
+                AnswerLine::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
             lines.push(line.with("users", domain.users().count()).text());
         }
     }
@@ -131,7 +135,8 @@ fn describe_regions(device: &Device, lines: &mut Vec<String>) -> bool {
     for domain in device.contexts().iter().flat_map(|context| context.protection_domains()) {
         let Some(regions) = domain.regions_if_few(REGIONS) else { return false };
         for region in regions {
-            let line = Line::of(Kind::Region).with("device", device.name()).with("domain", domain.number());
+            let line =
+                AnswerLine::of(Kind::Region).with("device", device.name()).with("domain", domain.number());
             let line = line.with("key", region.key()).with("address", region.address());
             lines.push(line.with("length", region.length()).with("access", region.access().bits()).text());
         }
@@ -331,7 +336,7 @@ mod tests {
 
     #[test]
     fn lines_are_read_as_they_were_made() {
-        let line = Line::of(Kind::QueuePair).with("number", 17).with("error", "a\tb\nc = d").text();
+        let line = AnswerLine::of(Kind::QueuePair).with("number", 17).with("error", "a\tb\nc = d").text();
         let object = Object::parse(&line).expect("a line");
         assert_eq!((object.kind, object.number("number")), (Kind::QueuePair, Some(17)));
         assert_eq!((object.text("error"), object.text("none")), (Some("a b c = d"), None));
@@ -364,7 +369,7 @@ mod tests {
             scope.spawn(|| {
                 let connections: Vec<_> = listeners.iter().map(connected).collect();
                 for (number, connection) in connections.iter().enumerate().skip(1) {
-                    let line = Line::of(Kind::QueuePair).with("number", number).text();
+                    let line = AnswerLine::of(Kind::QueuePair).with("number", number).text();
                     connection.send(&[format!("{line}\n{BUT_REGIONS}\n{END}\n").as_bytes()]).expect("room");
                 }
             });

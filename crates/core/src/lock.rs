@@ -139,19 +139,19 @@ impl<T> Lock<T> {
 
     /// The value, once no other thread has it. A thread that has it already waits for ever.
     #[inline]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> LockGuard<'_, T> {
         let seat = self.take_as_favourite();
         if seat.is_none() {
             self.take_in_time();
         }
-        Guard::new(self, seat)
+        LockGuard::new(self, seat)
     }
 
     /// The value, unless a thread has it.
     #[inline]
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub fn try_lock(&self) -> Option<LockGuard<'_, T>> {
         let seat = self.take_as_favourite();
-        (seat.is_some() || self.take()).then(|| Guard::new(self, seat))
+        (seat.is_some() || self.take()).then(|| LockGuard::new(self, seat))
     }
 
     #[inline(never)]
@@ -367,7 +367,7 @@ fn wake(_word: &AtomicU32) {
 
 /// Holds a [`Lock`]. It stays with its thread, which may be the favourite.
 #[must_use = "the lock is free again when this is dropped"]
-pub struct Guard<'a, T> {
+pub struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
     /// From which it is held by the favourite.
     seat: Option<&'a Seat>,
@@ -375,9 +375,9 @@ pub struct Guard<'a, T> {
 }
 
 // SAFETY: shared, it gives shared references to the value alone.
-unsafe impl<T: Sync> Sync for Guard<'_, T> {}
+unsafe impl<T: Sync> Sync for LockGuard<'_, T> {}
 
-impl<'a, T> Guard<'a, T> {
+impl<'a, T> LockGuard<'a, T> {
     #[inline]
     fn new(lock: &'a Lock<T>, seat: Option<&'a Seat>) -> Self {
         Self { lock, seat, stays: PhantomData }
@@ -398,7 +398,7 @@ impl<'a, T> Guard<'a, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for LockGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -408,7 +408,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for LockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above; the guard itself is borrowed exclusively.
@@ -416,7 +416,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for LockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.let_go();

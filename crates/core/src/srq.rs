@@ -5,7 +5,7 @@ use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::ForkGeneration;
-use crate::lock::{Guard, Lock};
+use crate::lock::{Lock, LockGuard};
 use crate::memory::{Giver, RingKind};
 use crate::qp::{GrowingSlots, ReceiveWork};
 use crate::region::ProtectionDomain;
@@ -405,7 +405,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    fn lock(&self) -> Guard<'_, Places> {
+    fn lock(&self) -> LockGuard<'_, Places> {
         self.places.lock()
     }
 }

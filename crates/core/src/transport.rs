@@ -120,7 +120,7 @@ pub trait OneSided: Send {
 
 /// What an [`Endpoint`] has done with a request that is about to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakenOver {
+pub enum Takeover {
     /// Nothing: it is to be queued.
     No,
     /// It is complete, without a place in the queue: [`Queues::pass_send`] was called.
@@ -155,8 +155,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]
-    fn take_over(&self, _request: &SendRequest<'_>) -> TakenOver {
-        TakenOver::No
+    fn take_over(&self, _request: &SendRequest<'_>) -> Takeover {
+        Takeover::No
     }
 
     /// Does what [`TakenOver::Sent`] has asked for. With no lock of the queue pair.

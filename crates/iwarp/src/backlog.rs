@@ -22,7 +22,7 @@ pub(crate) struct Backlog {
 }
 
 /// The place of a request in its listener's backlog.
-pub(crate) struct Place {
+pub(crate) struct BacklogPlace {
     _counted: Arc<()>,
 }
 
@@ -50,8 +50,8 @@ impl Backlog {
     }
 
     /// A place for a request that has come.
-    pub(crate) fn place(&self) -> Place {
-        Place { _counted: self.requests.clone() }
+    pub(crate) fn place(&self) -> BacklogPlace {
+        BacklogPlace { _counted: self.requests.clone() }
     }
 
     /// Whether there are more places taken than the listener has.

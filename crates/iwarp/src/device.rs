@@ -2,7 +2,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::lane::Lanes;
-use crate::local::Host;
+use crate::local::LocalHost;
 use crate::manager;
 use adverb_core::attributes::{
     DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, guid_salt, node_guid,
@@ -27,7 +27,7 @@ pub const FACTORY: TransportFactory = TransportFactory {
     device: "iwarp0",
     default: false,
     create: |wanted| {
-        let host = Host::new();
+        let host = LocalHost::new();
         Ok(wanted.iter().map(|wanted| Iwarp::create(wanted, &host)).collect())
     },
 };
@@ -64,7 +64,7 @@ pub(crate) const EXTENDED: &[Opcode] = &[
 
 pub(crate) struct Iwarp {
     numbers: Mutex<HashSet<u32>>,
-    host: Arc<Host>,
+    host: Arc<LocalHost>,
     lanes: Lanes,
     name: String,
     addresses: Addresses,
@@ -170,7 +170,7 @@ impl Transport for Iwarp {
 }
 
 impl Iwarp {
-    fn create(wanted: &Description, host: &Arc<Host>) -> Arc<dyn Transport> {
+    fn create(wanted: &Description, host: &Arc<LocalHost>) -> Arc<dyn Transport> {
         let (name, addresses) = (wanted.name.clone(), wanted.addresses.clone());
         let (salt, host) = (guid_salt(wanted), host.clone());
         Arc::new(Self { numbers: Mutex::default(), host, lanes: Lanes::default(), name, addresses, salt })

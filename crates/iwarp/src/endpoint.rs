@@ -10,7 +10,7 @@ mod starting;
 use crate::behind::Behind;
 use crate::gather::Posts;
 use crate::lane::Lane;
-use crate::local::{Channel, EndName, Host, Place};
+use crate::local::{Channel, EndName, EndPlace, LocalHost};
 use crate::lock;
 use crate::receive::Rx;
 use crate::socket::Socket;
@@ -25,7 +25,7 @@ use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
 use adverb_core::rings::{Rings, Rounds, WorkNote};
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
 use adverb_samehost::{Copier, CopyProgress};
@@ -123,7 +123,7 @@ pub(crate) struct Endpoint {
     /// Whether requests wait for room in the socket.
     pub(crate) is_full: AtomicBool,
     /// This process's connections within the host.
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<LocalHost>,
     /// What the program lets peers do: bits of [`adverb_core::memory::Access`].
     pub(crate) permitted: AtomicU32,
     /// The last one-sided request that was sent needed no TCP.
@@ -172,7 +172,7 @@ struct Link {
     reporting: bool,
     ended: Option<i32>,
     /// Where processes of this host find it.
-    place: Option<Place>,
+    place: Option<EndPlace>,
 }
 
 /// How a connection starts: what the start-up has agreed on.
@@ -188,7 +188,7 @@ pub(crate) struct Start {
     pub(crate) peer: ConnectionParameters,
     pub(crate) private_data: Vec<u8>,
     /// Where processes of this host find the connection, if both ends are here.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<EndPlace>,
 }
 
 /// Whether the peer asked for memory that it may not have.
@@ -198,7 +198,7 @@ fn is_refusal(fault: Fault) -> bool {
 }
 
 impl Endpoint {
-    pub(crate) fn new(queues: Arc<Queues>, lane: Arc<Lane>, host: Arc<Host>) -> Arc<Self> {
+    pub(crate) fn new(queues: Arc<Queues>, lane: Arc<Lane>, host: Arc<LocalHost>) -> Arc<Self> {
         let as_lane: Arc<dyn CqLane> = lane.clone();
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.attach_lane(&as_lane);
@@ -539,29 +539,29 @@ impl adverb_core::transport::Endpoint for Endpoint {
     }
 
     #[inline]
-    fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
+    fn take_over(&self, request: &SendRequest<'_>) -> Takeover {
         let is_message = request.opcode == Opcode::Send;
         let may = match request.opcode {
             Opcode::Write | Opcode::Read => self.is_direct.load(Ordering::Relaxed),
             _ => is_message && self.is_beside.load(Ordering::Relaxed),
         };
         if !may {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let Ok(mut guard) = self.tx.try_lock() else { return TakenOver::No };
-        let Some(tx) = &mut *guard else { return TakenOver::No };
+        let Ok(mut guard) = self.tx.try_lock() else { return Takeover::No };
+        let Some(tx) = &mut *guard else { return Takeover::No };
         // Since somebody has sent all there was: whoever has rung after that may have found the lock taken.
         let seen = tx.heard;
         let taken_over = match is_message {
             true => tx.send_at_once(self, request),
-            false if tx.carry_out_at_once(self, request) => TakenOver::Done,
-            false => TakenOver::No,
+            false if tx.carry_out_at_once(self, request) => Takeover::Done,
+            false => Takeover::No,
         };
-        let is_done = taken_over != TakenOver::No;
+        let is_done = taken_over != Takeover::No;
         if is_done {
             self.posts.begun(tx.next());
         }
-        if taken_over == (TakenOver::Sent { follows: true }) {
+        if taken_over == (Takeover::Sent { follows: true }) {
             lock(&self.to_ring).extend(tx.channel());
         }
         drop(guard);

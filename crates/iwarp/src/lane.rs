@@ -4,7 +4,7 @@
 
 use crate::endpoint::{By, Endpoint, Receipt};
 use crate::gather;
-use crate::local::{ChannelSnapshot, Host};
+use crate::local::{ChannelSnapshot, LocalHost};
 use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, ForkGeneration};
@@ -29,7 +29,7 @@ pub(crate) struct Lanes(Mutex<HashMap<usize, Weak<Lane>>>);
 
 impl Lanes {
     /// The lane of the completion queue of a queue pair's receives.
-    pub(crate) fn of(&self, queues: &Queues, host: &Arc<Host>) -> Arc<Lane> {
+    pub(crate) fn of(&self, queues: &Queues, host: &Arc<LocalHost>) -> Arc<Lane> {
         let (cq, reactor): (_, &'static Reactor) = (&queues.receive_cq, &queues.engine.reactor);
         let mut lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
         lanes.retain(|_, lane| lane.strong_count() > 0);
@@ -74,7 +74,7 @@ pub(crate) struct Lane {
     /// Says whether posts wait for company.
     gathering: Arc<Gathering>,
     /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
-    host: Arc<Host>,
+    host: Arc<LocalHost>,
     /// What its polls know of the latter.
     seen: Lock<ChannelSnapshot>,
     /// Polls in a row that have found the sockets empty.

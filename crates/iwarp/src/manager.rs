@@ -1,6 +1,6 @@
 //! Connection management over TCP: addresses, listeners, requests and answers. The MPA exchange itself is in `startup`.
 
-use crate::backlog::{Backlog, Place};
+use crate::backlog::{Backlog, BacklogPlace};
 use crate::device::{MAX_READS, endpoint_of};
 use crate::endpoint::{Endpoint, Start};
 use crate::socket::{Socket, is_local, would_block};
@@ -288,7 +288,7 @@ impl Drop for ListenHandle {
 }
 
 /// A request that waits for the program's answer.
-pub(crate) struct Incoming {
+pub(crate) struct WaitingRequest {
     socket: Arc<Socket>,
     local: SocketAddr,
     peer: SocketAddr,
@@ -296,24 +296,24 @@ pub(crate) struct Incoming {
     private_data: Vec<u8>,
     early: Vec<u8>,
     answered: bool,
-    _place: Place,
+    _place: BacklogPlace,
 }
 
-impl Incoming {
+impl WaitingRequest {
     /// None if the peer has gone already.
     pub(crate) fn new(
         socket: Arc<Socket>,
         offer: Offer,
         private_data: Vec<u8>,
         early: Vec<u8>,
-        place: Place,
+        place: BacklogPlace,
     ) -> Option<Self> {
         let (local, peer) = (socket.local()?, socket.peer()?);
         Some(Self { socket, local, peer, offer, private_data, early, answered: false, _place: place })
     }
 }
 
-impl IncomingConnection for Incoming {
+impl IncomingConnection for WaitingRequest {
     fn local(&self) -> SocketAddr {
         self.local
     }
@@ -373,7 +373,7 @@ impl IncomingConnection for Incoming {
     }
 }
 
-impl Drop for Incoming {
+impl Drop for WaitingRequest {
     fn drop(&mut self) {
         if !self.answered
             && let Ok(reply) = self.offer.reject(&[])

@@ -4,7 +4,7 @@ use crate::backlog::Backlog;
 use crate::endpoint::{Endpoint, Start};
 use crate::impaired::wait_of_startup;
 use crate::lock;
-use crate::manager::{Incoming, depths_of};
+use crate::manager::{WaitingRequest, depths_of};
 use crate::socket::{Socket, name, would_block};
 use adverb_core::clock;
 use adverb_core::cm::{
@@ -436,7 +436,7 @@ impl Source for Greeting {
                 log!(Warn, "connection from {}: {error}", name(socket.peer()));
                 return drop(self.end());
             }
-            Ok(Request::Complete { offer, private_data, consumed }) => Incoming::new(
+            Ok(Request::Complete { offer, private_data, consumed }) => WaitingRequest::new(
                 socket.clone(),
                 offer,
                 private_data.to_vec(),

@@ -2,7 +2,9 @@
 
 use core::ffi::c_int;
 
-use adverb_core::flow::{EthernetFields, Flow, FlowKind, FlowRule, FlowSpec, Ipv4Fields, Ipv6Fields, Ports};
+use adverb_core::flow::{
+    EthernetFields, Flow, FlowKind, FlowRule, FlowSpec, Ipv4Fields, Ipv6Fields, PortPair,
+};
 use adverb_core::qp::Service;
 
 use crate::abi::{
@@ -190,6 +192,6 @@ fn ipv6(c: &ibv_flow_ipv6_filter) -> Ipv6Fields {
     }
 }
 
-fn ports(c: &ibv_flow_tcp_udp_filter) -> Ports {
-    Ports { destination: c.dst_port.to_ne_bytes(), source: c.src_port.to_ne_bytes() }
+fn ports(c: &ibv_flow_tcp_udp_filter) -> PortPair {
+    PortPair { destination: c.dst_port.to_ne_bytes(), source: c.src_port.to_ne_bytes() }
 }

@@ -58,23 +58,23 @@ pub(crate) fn invalid(reason: &'static str) -> io::Error {
 }
 
 /// A `T` in shared memory, mapped into this process.
-pub(crate) struct Mapping<T: Words> {
+pub(crate) struct MappedMemory<T: Words> {
     at: NonNull<T>,
     /// The process that it is mapped in: a child of fork has nothing there.
     process: u32,
 }
 
 // SAFETY: what is mapped is atomic words, for any thread; it is unmapped once.
-unsafe impl<T: Words> Send for Mapping<T> {}
+unsafe impl<T: Words> Send for MappedMemory<T> {}
 // SAFETY: as above.
-unsafe impl<T: Words> Sync for Mapping<T> {}
+unsafe impl<T: Words> Sync for MappedMemory<T> {}
 
-impl<T: Words> Mapping<T> {
+impl<T: Words> MappedMemory<T> {
     /// Maps a file of the size of a `T`, which cannot become shorter. `protection` and `flags` are those of mmap(2); what is mapped without
     /// `PROT_WRITE` is only to be read.
     pub(crate) fn new(file: &File, protection: libc::c_int, flags: libc::c_int) -> io::Result<Self> {
         #[cfg(miri)]
-        return Ok(Mapping { at: crate::ordinary::find::<T>(file)?, process: std::process::id() });
+        return Ok(MappedMemory { at: crate::ordinary::find::<T>(file)?, process: std::process::id() });
         #[cfg(not(miri))]
         Self::map(file, protection, flags)
     }
@@ -89,7 +89,7 @@ impl<T: Words> Mapping<T> {
             return Err(io::Error::last_os_error());
         }
         let at = NonNull::new(address.cast()).expect("mmap(2) does not return the null page");
-        let mapping = Mapping { at, process: std::process::id() };
+        let mapping = MappedMemory { at, process: std::process::id() };
         // A child of fork that used it would be a third party. A core dump would fill its holes.
         for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
             // SAFETY: the mapping is ours.
@@ -99,7 +99,7 @@ impl<T: Words> Mapping<T> {
     }
 }
 
-impl<T: Words> Deref for Mapping<T> {
+impl<T: Words> Deref for MappedMemory<T> {
     type Target = T;
 
     #[inline]
@@ -110,7 +110,7 @@ impl<T: Words> Deref for Mapping<T> {
     }
 }
 
-impl<T: Words> Drop for Mapping<T> {
+impl<T: Words> Drop for MappedMemory<T> {
     fn drop(&mut self) {
         // After a fork something else may be mapped there in the child.
         if !cfg!(miri) && std::process::id() == self.process {

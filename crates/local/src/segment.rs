@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::announce::{HazardSlots, HazardView};
 use crate::layout::{MAGIC, SIZE, SegmentLayout, VERSION, Which};
 use crate::membarrier::Registration;
-use crate::memory::{self, Mapping, SEALS, Words, invalid};
+use crate::memory::{self, MappedMemory, SEALS, Words, invalid};
 use crate::ring::{Consumer, Producer};
 use crate::sync::Ordering::{Acquire, Relaxed, Release};
 use crate::view::{Sides, View};
@@ -21,7 +21,7 @@ const PROTECTION: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// One process's share of a segment, before it is taken apart into its halves. The memory goes when both of these are gone, in both processes.
 pub struct Segment {
-    memory: Arc<Mapping<SegmentLayout>>,
+    memory: Arc<MappedMemory<SegmentLayout>>,
     which: Which,
     registration: Registration,
 }
@@ -51,7 +51,7 @@ impl Segment {
     pub fn create_with(registration: Registration) -> io::Result<(Segment, OwnedFd)> {
         let file = memory::create::<SegmentLayout>(NAME)?;
         memory::seal(&file, SEALS)?;
-        let memory = Mapping::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
+        let memory = MappedMemory::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
         memory.version.store(VERSION, Relaxed);
         memory.magic.store(MAGIC, Release);
         Ok((Segment { memory: Arc::new(memory), which: Which::Creator, registration }, file.into()))
@@ -66,7 +66,7 @@ impl Segment {
     /// As [`open`](Self::open), by a process with this registration for membarrier(2).
     pub fn open_with(descriptor: OwnedFd, registration: Registration) -> io::Result<Segment> {
         let file = memory::open::<SegmentLayout>(descriptor, SEALS)?;
-        let memory = Mapping::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
+        let memory = MappedMemory::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;
         if memory.magic.load(Acquire) != MAGIC || memory.version.load(Relaxed) != VERSION {
             return Err(invalid("the memory is no segment, or one of another version"));
         }

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::contents::Contents;
 pub use crate::contents::{KEYS, PAIRS, SECRETS};
 use crate::entry::{Kind, Stamp, WORDS};
-use crate::memory::{self, Mapping, SEALS as SIZE_SEALS, Words, invalid};
+use crate::memory::{self, MappedMemory, SEALS as SIZE_SEALS, Words, invalid};
 use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 const NAME: &CStr = c"adverb-table";
@@ -35,7 +35,7 @@ unsafe impl Words for Contents {}
 
 /// This process's table.
 pub struct Table {
-    contents: Mapping<Contents>,
+    contents: MappedMemory<Contents>,
     file: File,
 }
 
@@ -43,7 +43,7 @@ impl Table {
     /// An empty table, with words about it that its readers need, such as the secret by which a key leads to its entry.
     pub fn create(secrets: [u64; SECRETS]) -> io::Result<Table> {
         let file = memory::create::<Contents>(NAME)?;
-        let contents = Mapping::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0)?;
+        let contents = MappedMemory::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0)?;
         memory::seal(&file, SEALS)?;
         let header = &contents.header;
         for (word, secret) in header.secrets.iter().zip(secrets) {
@@ -88,13 +88,13 @@ impl Table {
 
 /// Another process's table, or this one's own as another process sees it. Its owner may change any of it at any time, so what is found there is to be
 /// judged after it has been copied out: by these functions it is read once.
-pub struct Foreign(Mapping<Contents>);
+pub struct Foreign(MappedMemory<Contents>);
 
 impl Foreign {
     /// Opens a table. An error of the kind `InvalidData` if the descriptor is not that of a table of this version.
     pub fn open(descriptor: OwnedFd) -> io::Result<Foreign> {
         let file = memory::open::<Contents>(descriptor, SEALS)?;
-        let contents = Mapping::<Contents>::new(&file, libc::PROT_READ, 0)?;
+        let contents = MappedMemory::<Contents>::new(&file, libc::PROT_READ, 0)?;
         let header = &contents.header;
         if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != VERSION {
             return Err(invalid("the memory is no table, or one of another version"));
@@ -231,7 +231,7 @@ mod tests {
         assert!(file.write_at(&[1], 0).is_err());
         assert!(file.set_len(0).is_err());
         assert!(file.set_len(1 << 40).is_err());
-        assert!(Mapping::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0).is_err());
+        assert!(MappedMemory::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0).is_err());
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: fallocate(2) on a descriptor of ours.
         let punched = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), flags, 0, 4096) };

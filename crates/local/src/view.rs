@@ -9,7 +9,7 @@ use crate::ring::words;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
 
 #[cfg(not(loom))]
-type Memory = crate::memory::Mapping<SegmentLayout>;
+type Memory = crate::memory::MappedMemory<SegmentLayout>;
 #[cfg(loom)]
 type Memory = SegmentLayout;
 

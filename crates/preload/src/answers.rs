@@ -1,7 +1,7 @@
 //! The C library's functions that answer with a path, or that change where relative paths begin: what they answer is what the kernel would show.
 
 use crate::behind::behind;
-use crate::calls::{Use, folder, instead};
+use crate::calls::{PathUse, folder, instead};
 use crate::folder::Folder;
 use crate::original::Original;
 use crate::path::Path;
@@ -57,7 +57,7 @@ unsafe fn shown(path: *mut c_char) -> *mut c_char {
 unsafe extern "C" fn realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
     let original = behind!(REALPATH as unsafe extern "C" fn(*const c_char, *mut c_char) -> *mut c_char);
     // SAFETY: the caller passes what realpath(3) takes; another path lives until the function has returned.
-    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path, resolved))) }
+    unsafe { shown(instead(PathUse::Ask, Place::Current, path, |path| original(path, resolved))) }
 }
 
 #[unsafe(no_mangle)]
@@ -65,14 +65,14 @@ unsafe extern "C" fn __realpath_chk(path: *const c_char, resolved: *mut c_char, 
     let original =
         behind!(REALPATH_CHK as unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> *mut c_char);
     // SAFETY: as for `realpath`.
-    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path, resolved, room))) }
+    unsafe { shown(instead(PathUse::Ask, Place::Current, path, |path| original(path, resolved, room))) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
     let original = behind!(CANONICALIZE as unsafe extern "C" fn(*const c_char) -> *mut c_char);
     // SAFETY: as for `realpath`.
-    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path))) }
+    unsafe { shown(instead(PathUse::Ask, Place::Current, path, |path| original(path))) }
 }
 
 /// What a link says, without the folder's name; only links of `/proc` have it.
@@ -126,7 +126,7 @@ unsafe extern "C" fn readlink(path: *const c_char, target: *mut c_char, size: us
     let original = behind!(READLINK as ReadLink);
     // SAFETY: the caller passes what readlink(2) takes; another path lives until the function has returned.
     unsafe {
-        instead(Use::Ask, Place::Current, path, |path| {
+        instead(PathUse::Ask, Place::Current, path, |path| {
             link(target, size, original(path, target, size), |room, most| original(path, room, most))
         })
     }
@@ -137,7 +137,7 @@ unsafe extern "C" fn readlinkat(from: c_int, path: *const c_char, target: *mut c
     let original = behind!(READLINKAT as ReadLinkAt);
     // SAFETY: as for `readlink`.
     unsafe {
-        instead(Use::Ask, Place::of(from), path, |path| {
+        instead(PathUse::Ask, Place::of(from), path, |path| {
             let length = original(from, path, target, size);
             link(target, size, length, |room, most| original(from, path, room, most))
         })
@@ -238,7 +238,7 @@ unsafe extern "C" fn getwd(buffer: *mut c_char) -> *mut c_char {
 unsafe extern "C" fn chdir(path: *const c_char) -> c_int {
     let original = behind!(CHDIR as unsafe extern "C" fn(*const c_char) -> c_int);
     // SAFETY: the caller passes what chdir(2) takes; another path lives until the function has returned.
-    let result = unsafe { instead(Use::Ask, Place::Current, path, |path| original(path)) };
+    let result = unsafe { instead(PathUse::Ask, Place::Current, path, |path| original(path)) };
     if let (0, Some(folder)) = (result, folder()) {
         let _errno = Errno::keep();
         // SAFETY: the kernel has read it as a C string.

@@ -72,7 +72,7 @@ pub(crate) fn folder() -> Option<&'static Folder> {
 
 /// What a function does with a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum PathUse {
     /// It opens what is there.
     Open,
     /// It asks about it.
@@ -89,7 +89,7 @@ pub(crate) enum Use {
 /// `path` is NULL or a C string.
 #[inline(always)]
 pub(crate) unsafe fn instead<R>(
-    what: Use,
+    what: PathUse,
     place: Place,
     path: *const c_char,
     call: impl FnOnce(*const c_char) -> R,
@@ -105,7 +105,7 @@ pub(crate) unsafe fn instead<R>(
 ///
 /// # Safety
 /// `path` is NULL or a C string, and `'a` is no longer than it lives.
-unsafe fn concerned<'a>(what: Use, place: Place, path: *const c_char) -> Option<(&'a Folder, &'a [u8])> {
+unsafe fn concerned<'a>(what: PathUse, place: Place, path: *const c_char) -> Option<(&'a Folder, &'a [u8])> {
     let folder = FOLDER.get()?;
     if path.is_null() {
         return None;
@@ -113,10 +113,10 @@ unsafe fn concerned<'a>(what: Use, place: Place, path: *const c_char) -> Option<
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     let is_concerned = match (what, bytes.first()) {
-        (Use::Start, _) => Folder::is_command(bytes),
+        (PathUse::Start, _) => Folder::is_command(bytes),
         (_, Some(b'/')) => folder.concerns(bytes),
-        (Use::Later, _) | (_, None) => false,
-        (Use::Open | Use::Ask, Some(_)) => place.may_matter(folder, bytes),
+        (PathUse::Later, _) | (_, None) => false,
+        (PathUse::Open | PathUse::Ask, Some(_)) => place.may_matter(folder, bytes),
     };
     is_concerned.then_some((folder, bytes))
 }
@@ -125,19 +125,19 @@ unsafe fn concerned<'a>(what: Use, place: Place, path: *const c_char) -> Option<
 #[inline(never)]
 fn elsewhere<R>(
     folder: &Folder,
-    what: Use,
+    what: PathUse,
     place: Place,
     path: &[u8],
     call: impl FnOnce(*const c_char) -> R,
 ) -> R {
     let mut found = Path::new();
     let start = match what {
-        Use::Start => folder.command(&mut found).map(|()| 0),
-        Use::Open | Use::Ask | Use::Later => walked(folder, place, path, &mut found),
+        PathUse::Start => folder.command(&mut found).map(|()| 0),
+        PathUse::Open | PathUse::Ask | PathUse::Later => walked(folder, place, path, &mut found),
     };
     match start {
         Some(start) => {
-            if what == Use::Open && start == 0 {
+            if what == PathUse::Open && start == 0 {
                 inside::opened(folder, found.after(0));
                 counted::opened(folder, &found);
             }
@@ -215,7 +215,7 @@ macro_rules! calls {
                         unsafe { original($($($before,)*)? path $(, $after)*) }
                     };
                     // SAFETY: the caller passes what the function of this name takes: NULL or a C string for the path.
-                    unsafe { instead(Use::$instead, place!($($at)?), path, call) }
+                    unsafe { instead(PathUse::$instead, place!($($at)?), path, call) }
                 }
             }
         )*

@@ -1,7 +1,7 @@
 //! Patterns of paths (glob(3)): the C library looks for what matches with its own calls, unless it is given others. Here it is given ours.
 
 use crate::behind::behind;
-use crate::calls::{Use, folder, instead};
+use crate::calls::{PathUse, folder, instead};
 use crate::original::Original;
 use crate::place::Place;
 use std::ffi::{c_char, c_int, c_void};
@@ -53,7 +53,7 @@ unsafe fn status_at(path: *const c_char, status: *mut c_void, flags: c_int) -> c
         unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, status, flags) as c_int }
     };
     // SAFETY: the caller passes a C string.
-    unsafe { instead(Use::Ask, Place::Current, path, ask) }
+    unsafe { instead(PathUse::Ask, Place::Current, path, ask) }
 }
 
 unsafe extern "C" fn status(path: *const c_char, status: *mut c_void) -> c_int {

@@ -1,7 +1,7 @@
 //! Which file system a file is on: of ours, that of `/sys` or of `/dev`.
 
 use crate::behind::behind;
-use crate::calls::{Use, folder, instead};
+use crate::calls::{PathUse, folder, instead};
 use crate::original::Original;
 use crate::path::Path;
 use crate::place::{Errno, Place};
@@ -61,7 +61,7 @@ macro_rules! systems {
                 let original = behind!($of_path as OfPath);
                 // SAFETY: the caller passes what the function takes; another path is a C string that lives as long.
                 unsafe {
-                    instead(Use::Ask, Place::Current, path, |path| {
+                    instead(PathUse::Ask, Place::Current, path, |path| {
                         let result = original(path, status);
                         if result == 0 {
                             ours(CStr::from_ptr(path).to_bytes(), original, status);

@@ -23,7 +23,7 @@ use crate::socket::Arrival;
 use adverb_core::busy::Busy;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
-use adverb_core::lock::{Guard, Lock};
+use adverb_core::lock::{Lock, LockGuard};
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
@@ -61,7 +61,7 @@ pub(crate) struct Endpoint {
     is_listed: AtomicBool,
     /// Which of its posts wait for company.
     gather: gather::Gather,
-    inner: Lock<Inner>,
+    inner: Lock<EndpointState>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
@@ -75,14 +75,14 @@ pub(crate) trait Observer: Send + Sync {
 }
 
 /// What the protocol knows of the queue pair.
-pub(crate) struct Inner {
+pub(crate) struct EndpointState {
     /// As the program last set it, or as the protocol changed it.
     pub(crate) state: State,
     pub(crate) cursor: SendCursor,
-    pub(crate) kind: Kind,
+    pub(crate) kind: EndpointKind,
 }
 
-pub(crate) enum Kind {
+pub(crate) enum EndpointKind {
     /// Without a peer yet, or no more.
     Nothing,
     Connected(Box<Link>),
@@ -142,10 +142,10 @@ impl Endpoint {
             owes: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             gather: gather::Gather::default(),
-            inner: Lock::new(Inner {
+            inner: Lock::new(EndpointState {
                 state: State::Reset,
                 cursor: SendCursor::default(),
-                kind: Kind::Nothing,
+                kind: EndpointKind::Nothing,
             }),
             observer: Mutex::default(),
         });
@@ -165,24 +165,24 @@ impl Endpoint {
         self.this.clone()
     }
 
-    pub(crate) fn lock(&self) -> Guard<'_, Inner> {
+    pub(crate) fn lock(&self) -> LockGuard<'_, EndpointState> {
         self.inner.lock()
     }
 
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, Inner>> {
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, EndpointState>> {
         self.inner.try_lock()
     }
 
     /// The lock, for who posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
     /// ([`Busy`]).
     #[inline]
-    pub(crate) fn lock_unless_busy(&self) -> Option<Guard<'_, Inner>> {
+    pub(crate) fn lock_unless_busy(&self) -> Option<LockGuard<'_, EndpointState>> {
         self.inner.try_lock().or_else(|| self.lock_in_time())
     }
 
     #[cold]
-    fn lock_in_time(&self) -> Option<Guard<'_, Inner>> {
+    fn lock_in_time(&self) -> Option<LockGuard<'_, EndpointState>> {
         // Otherwise it is held for moments only.
         const SPINS: u32 = 100;
         for round in 0u32.. {
@@ -215,7 +215,7 @@ impl Endpoint {
     /// The way to the peer of a connection, and its number.
     pub(crate) fn peer(&self) -> Option<(Route, u32)> {
         match &self.lock().kind {
-            Kind::Connected(link) => Some((link.way().route, link.destination())),
+            EndpointKind::Connected(link) => Some((link.way().route, link.destination())),
             _ => None,
         }
     }
@@ -223,22 +223,22 @@ impl Endpoint {
     /// The peer's queue pair lives here.
     pub(crate) fn located(&self, number: u32, place: Place) {
         let mut ready = Vec::new();
-        if let Kind::Connected(link) = &mut self.lock().kind {
+        if let EndpointKind::Connected(link) = &mut self.lock().kind {
             link.located(self, number, place, &mut ready);
         }
         ready.iter().for_each(|other| other.ring());
     }
 
     /// To RTR: packets of the peer are taken in from now on.
-    fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
+    fn begin(&self, inner: &mut EndpointState, attributes: &Attributes) -> Result<()> {
         inner.kind = match self.queues.service {
             Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive => {
                 let route = self.gids.route_of(&attributes.path)?;
-                Kind::Connected(Box::new(Link::new(self, attributes, route)))
+                EndpointKind::Connected(Box::new(Link::new(self, attributes, route)))
             }
             Service::Ud => {
                 let mtu = self.gids.active_mtu().unwrap_or(1024);
-                Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
+                EndpointKind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
             }
             Service::RawPacket => return Ok(()),
         };

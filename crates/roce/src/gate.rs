@@ -6,7 +6,7 @@
 #[cfg(any(test, fuzzing))]
 mod effect;
 
-use crate::handover::{self, Kind};
+use crate::handover::{self, HandoverKind};
 use crate::lane::Lane;
 use crate::lock;
 use crate::multicast::Groups;
@@ -198,7 +198,7 @@ impl Gate {
                         }
                         // Whoever joins from now on sees the new state.
                         for (group, interface) in net.groups.all() {
-                            ask(&connection, Kind::Join, group, interface);
+                            ask(&connection, HandoverKind::Join, group, interface);
                         }
                     }
                     Err(error) => {
@@ -274,7 +274,7 @@ impl Gate {
                     return changed.map_err(|errno| cannot_join(group, interface, errno));
                 }
                 State::Member(connection) => {
-                    let kind = if join { Kind::Join } else { Kind::Leave };
+                    let kind = if join { HandoverKind::Join } else { HandoverKind::Leave };
                     ask(connection, kind, group, interface);
                     // Another user's holder does not listen to us.
                     if !connection.is_same_user() {
@@ -359,8 +359,8 @@ impl Gate {
                 members.push(Member { group, interface, connection: from.clone() });
             }
             match answer {
-                Ok(()) => ask(from, Kind::Joined, group, interface),
-                Err(errno) => tell(from, Kind::NotJoined, group, interface, errno as u16),
+                Ok(()) => ask(from, HandoverKind::Joined, group, interface),
+                Err(errno) => tell(from, HandoverKind::NotJoined, group, interface, errno as u16),
             }
         } else {
             leave(lane, members, own, is_it);
@@ -381,7 +381,8 @@ impl Gate {
         let mut told: Vec<&Arc<Connection>> = Vec::new();
         for member in members.iter().filter(|member| member.group == arrival.local) {
             if !told.iter().any(|known| Arc::ptr_eq(known, &member.connection)) {
-                let _ = member.connection.send(&[&handover::head(Kind::Packet, arrival), arrival.bytes]);
+                let _ =
+                    member.connection.send(&[&handover::head(HandoverKind::Packet, arrival), arrival.bytes]);
                 told.push(&member.connection);
             }
         }
@@ -419,11 +420,11 @@ fn leave(lane: &Lane, members: &mut Vec<Member>, own: &Groups, leaves: impl Fn(&
 }
 
 /// Tells the holder, or a member, of a group.
-fn ask(connection: &Connection, kind: Kind, group: IpAddr, interface: u32) {
+fn ask(connection: &Connection, kind: HandoverKind, group: IpAddr, interface: u32) {
     tell(connection, kind, group, interface, 0);
 }
 
-fn tell(connection: &Connection, kind: Kind, group: IpAddr, interface: u32, errno: u16) {
+fn tell(connection: &Connection, kind: HandoverKind, group: IpAddr, interface: u32, errno: u16) {
     let arrival = Arrival {
         source: group,
         source_port: errno,

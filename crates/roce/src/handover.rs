@@ -16,7 +16,7 @@ pub(crate) use effect::try_effect;
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum HandoverKind {
     /// A packet for the receiver, from its own user only.
     Packet = 1,
     /// Somebody asks where a queue pair or service of the receiver lives.
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     NotJoined = 8,
 }
 
-impl Kind {
+impl HandoverKind {
     fn from_number(number: u8) -> Option<Self> {
         [
             Self::Packet,
@@ -114,7 +114,7 @@ impl Head {
 }
 
 /// The head of a message about an arrival.
-pub(crate) fn head(kind: Kind, arrival: &Arrival<'_>) -> [u8; HEAD] {
+pub(crate) fn head(kind: HandoverKind, arrival: &Arrival<'_>) -> [u8; HEAD] {
     let octets = |address: IpAddr| match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
@@ -132,7 +132,7 @@ pub(crate) fn head(kind: Kind, arrival: &Arrival<'_>) -> [u8; HEAD] {
 }
 
 /// Takes a message apart. None if it is not one.
-pub(crate) fn parse(message: &[u8]) -> Option<(Kind, Arrival<'_>)> {
+pub(crate) fn parse(message: &[u8]) -> Option<(HandoverKind, Arrival<'_>)> {
     let (head, bytes) = message.split_first_chunk::<HEAD>()?;
     let address = |at: usize| {
         let octets: [u8; 16] = head[at..at + 16].try_into().expect("16 bytes");
@@ -148,7 +148,7 @@ pub(crate) fn parse(message: &[u8]) -> Option<(Kind, Arrival<'_>)> {
         class: head[1],
         hops: head[2],
     };
-    Some((Kind::from_number(head[0])?, parsed.with(bytes)))
+    Some((HandoverKind::from_number(head[0])?, parsed.with(bytes)))
 }
 
 /// Any bytes are a message that reads the same when it is made again, or none. What it hands over is looked at like what a socket receives.
@@ -161,9 +161,13 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     assert_eq!(Stray::of(&arrival).head, Stray::of(&arrival_again).head);
     assert!(!matches!(arrival.source, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()));
     match kind {
-        Kind::Locate | Kind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
-        Kind::Packet => crate::datagram::try_arrival(&arrival),
-        Kind::Join | Kind::Leave | Kind::Joined | Kind::NotJoined | Kind::Channel => {}
+        HandoverKind::Locate | HandoverKind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
+        HandoverKind::Packet => crate::datagram::try_arrival(&arrival),
+        HandoverKind::Join
+        | HandoverKind::Leave
+        | HandoverKind::Joined
+        | HandoverKind::NotJoined
+        | HandoverKind::Channel => {}
     }
 }
 
@@ -184,10 +188,10 @@ mod tests {
                 hops: 63,
                 bytes: b"packet",
             };
-            let mut message = head(Kind::Locate, &arrival).to_vec();
+            let mut message = head(HandoverKind::Locate, &arrival).to_vec();
             message.extend_from_slice(arrival.bytes);
             let (kind, parsed) = parse(&message).unwrap();
-            assert_eq!((kind, parsed.bytes), (Kind::Locate, arrival.bytes));
+            assert_eq!((kind, parsed.bytes), (HandoverKind::Locate, arrival.bytes));
             assert_eq!(Stray::of(&parsed).head, Stray::of(&arrival).head);
             message[0] = 77;
             assert!(parse(&message).is_none() && parse(&message[..HEAD - 1]).is_none());

@@ -11,7 +11,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::gsi::{MadHandler, MadSource};
-use crate::handover::Kind;
+use crate::handover::HandoverKind;
 use crate::kernel;
 use crate::lane::Lane;
 use crate::limit::Limit;
@@ -358,7 +358,7 @@ impl Locator {
         let told = first && net.gids.has(peer.ip()) && {
             let from = MadSource::between(peer, local, lane.socket.port());
             let arrival = from.arrival(&mad);
-            let told = net.tell(block_of(number), Kind::Locate, &arrival);
+            let told = net.tell(block_of(number), HandoverKind::Locate, &arrival);
             if told && watch::packets() {
                 net.gsi.show(Direction::To(peer.ip()), &arrival);
             }
@@ -525,7 +525,7 @@ impl MadHandler for Answering {
                 net.locator.answer_here(&net, mad, from);
             }
             method::GET if net.gate.is_held() => {
-                net.tell(block_of(message.number), Kind::Locate, &from.arrival(mad));
+                net.tell(block_of(message.number), HandoverKind::Locate, &from.arrival(mad));
             }
             method::GET_RESPONSE => net.locator.answered(&net, &message, from),
             _ => {}

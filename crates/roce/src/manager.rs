@@ -64,7 +64,7 @@ const MOST_ASKERS: usize = 4096;
 const EPHEMERAL: u16 = 32768;
 
 /// What the manager needs of the transport.
-pub(crate) trait Host: Send + Sync {
+pub(crate) trait ManagerHost: Send + Sync {
     /// This process's number in the network namespace, which heads its communication IDs.
     fn block(&self) -> Result<u16>;
     /// Begins to hear management datagrams.
@@ -87,14 +87,14 @@ pub(crate) trait Host: Send + Sync {
 
 /// A peer's adapter, and our address that it talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Peer {
+pub(crate) struct ManagerPeer {
     local: IpAddr,
     address: IpAddr,
     /// Index of the interface, where the addresses are link-local; otherwise 0.
     scope: u32,
 }
 
-impl Peer {
+impl ManagerPeer {
     /// A peer from whom something has come by this interface.
     pub(crate) fn new(local: IpAddr, address: IpAddr, interface: u32) -> Self {
         let scope = match address {
@@ -132,7 +132,7 @@ impl Peer {
 /// See the module.
 pub(crate) struct Manager {
     this: Weak<Manager>,
-    host: Arc<dyn Host>,
+    host: Arc<dyn ManagerHost>,
     born: ForkGeneration,
     state: Mutex<State>,
     /// Nobody sends any more.
@@ -142,11 +142,11 @@ pub(crate) struct Manager {
 #[derive(Default)]
 struct State {
     /// None before the first use.
-    cm: Option<cm::Manager<Peer>>,
+    cm: Option<cm::Manager<ManagerPeer>>,
     links: HashMap<u32, Arc<Link>>,
     listeners: HashMap<Service, Vec<Arc<Listening>>>,
     /// UDP ports where those hear answers who have asked us directly, by what they call their requests.
-    askers: HashMap<(Peer, u32), u16>,
+    askers: HashMap<(ManagerPeer, u32), u16>,
     timer: Option<(Duration, Timer)>,
     /// The thread that sends: one at a time, so that datagrams leave in their order.
     sender: Option<ThreadId>,
@@ -155,7 +155,7 @@ struct State {
 }
 
 impl Manager {
-    pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
+    pub(crate) fn new(host: Arc<dyn ManagerHost>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             host,
@@ -189,12 +189,12 @@ impl Manager {
             max_connections: MOST_CONNECTIONS,
             patience: SERVICE_TIMEOUT,
         };
-        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(Peer::groups));
+        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(ManagerPeer::groups));
         Ok(())
     }
 
     /// Works on the connections. Call [`Manager::pump`] afterwards.
-    fn with<T>(&self, work: impl FnOnce(&mut cm::Manager<Peer>, Duration) -> T) -> Result<T> {
+    fn with<T>(&self, work: impl FnOnce(&mut cm::Manager<ManagerPeer>, Duration) -> T) -> Result<T> {
         let mut state = self.lock()?;
         match &mut state.cm {
             Some(cm) => Ok(work(cm, self.host.now())),
@@ -204,7 +204,7 @@ impl Manager {
 
     /// A datagram of connection management has come.
     /// It came to a port of this process alone from the port `direct`.
-    pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: Peer, direct: Option<u16>) {
+    pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: ManagerPeer, direct: Option<u16>) {
         // Who asks for a service gets an answer even where nothing was served yet.
         if let Err(error) = self.start() {
             return log!(Info, "a message from {} has no effect: {error}", peer.address);
@@ -256,7 +256,7 @@ impl Manager {
         self.sent.notify_all();
     }
 
-    fn next_event(&self, mine: &mut bool) -> Option<Event<Peer>> {
+    fn next_event(&self, mine: &mut bool) -> Option<Event<ManagerPeer>> {
         let mut guard = self.lock().ok()?;
         let State { cm, timer, pumping, .. } = &mut *guard;
         if *pumping && !*mine {
@@ -279,8 +279,8 @@ impl Manager {
     fn port_for(
         &self,
         links: &HashMap<u32, Arc<Link>>,
-        askers: &HashMap<(Peer, u32), u16>,
-        peer: &Peer,
+        askers: &HashMap<(ManagerPeer, u32), u16>,
+        peer: &ManagerPeer,
         mad: &[u8; MAD_LEN],
     ) -> u16 {
         // Messages begin with our communication ID and the peer's; an answer about datagrams, with the peer's alone.
@@ -303,7 +303,7 @@ impl Manager {
 
     /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about what it was asked: it knows the
     /// request's transaction.
-    fn ask_at(&self, transaction: u64, name: u32, peer: &Peer, port: u16) {
+    fn ask_at(&self, transaction: u64, name: u32, peer: &ManagerPeer, port: u16) {
         let Some(link) = self.link(name).filter(|link| link.peer == *peer) else { return };
         let asked = lock(&link.asked).clone();
         if let Some(mad) = asked.filter(|mad| elsewhere::transaction_of(mad) == Some(transaction))
@@ -362,7 +362,7 @@ impl Manager {
         Ok(())
     }
 
-    fn handle(&self, event: Event<Peer>) {
+    fn handle(&self, event: Event<ManagerPeer>) {
         match event {
             Event::Request { connection, peer, request } => self.requested(connection, peer, request),
             Event::DatagramRequest { connection, peer, request } => {
@@ -450,7 +450,7 @@ impl Manager {
     }
 
     /// A peer asks for a connection.
-    fn requested(&self, id: u32, peer: Peer, request: Box<Req>) {
+    fn requested(&self, id: u32, peer: ManagerPeer, request: Box<Req>) {
         match self.examine(id, peer, request) {
             Ok((listening, incoming)) => listening.sink.request(Box::new(incoming)),
             Err(reason) => {
@@ -464,7 +464,7 @@ impl Manager {
     fn examine(
         &self,
         id: u32,
-        peer: Peer,
+        peer: ManagerPeer,
         request: Box<Req>,
     ) -> std::result::Result<(Arc<Listening>, Incoming), RejectReason> {
         let listening =
@@ -486,7 +486,7 @@ impl Manager {
         let agreement = message::agreement_of_request(&request, own, &peer, &self.host.gids())
             .map_err(|_| RejectReason::INVALID_GID)?;
         let ends = Ends {
-            local: Peer::at(peer.local, listening.service.port, peer.scope),
+            local: ManagerPeer::at(peer.local, listening.service.port, peer.scope),
             // IB-CM-56
             peer: peer.remote(addresses.source_port),
         };
@@ -505,7 +505,7 @@ impl Manager {
     }
 
     /// A peer asks for the queue pair of a datagram service.
-    fn looked_up(&self, id: u32, peer: Peer, request: &SidrReq) {
+    fn looked_up(&self, id: u32, peer: ManagerPeer, request: &SidrReq) {
         let listening = self.listener(request.service_id, peer.local);
         let addresses = message::split_addresses(&request.private_data);
         let (Some(listening), Some((addresses, data))) = (listening, addresses) else {
@@ -519,7 +519,7 @@ impl Manager {
             id,
             peer,
             ends: Ends {
-                local: Peer::at(peer.local, listening.service.port, peer.scope),
+                local: ManagerPeer::at(peer.local, listening.service.port, peer.scope),
                 peer: peer.remote(addresses.source_port),
             },
             own: Own { psn: 0, mtu: 0 },
@@ -586,7 +586,7 @@ impl Manager {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,
         };
-        let peer = Peer::new(local.ip(), destination.ip(), scope);
+        let peer = ManagerPeer::new(local.ip(), destination.ip(), scope);
         let mtu = self.host.mtu_of(local.ip()).ok_or_else(|| {
             Error::new(libc::EADDRNOTAVAIL, format!("the device has no GID for the address {}", local.ip()))
         })?;

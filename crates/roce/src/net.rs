@@ -6,7 +6,7 @@ use crate::endpoint::Endpoint;
 use crate::gate::{self, Gate};
 use crate::gid::Gids;
 use crate::gsi::Gsi;
-use crate::handover::{self, Kind, Stray};
+use crate::handover::{self, HandoverKind, Stray};
 use crate::lane::Lane;
 use crate::local::Local;
 use crate::locate::Locator;
@@ -483,7 +483,7 @@ impl Net {
 
     /// Sends a message to the process that owns a block. False if there is none, it does not keep up, or it is another user's, who is asked where
     /// somebody lives and told nothing else.
-    pub(crate) fn tell(&self, block: u16, kind: Kind, arrival: &Arrival<'_>) -> bool {
+    pub(crate) fn tell(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
         let message = [&handover::head(kind, arrival)[..], arrival.bytes];
         let known = lock(&self.outlets).get(&block);
         if let Some(known) = known {
@@ -498,7 +498,7 @@ impl Net {
         let mut told = false;
         for outlet in numbers::owners(block, numbers::FRESH).unwrap_or_default() {
             let trusted = outlet.is_same_user();
-            told |= (trusted || kind == Kind::Locate) && outlet.send(&message).is_ok();
+            told |= (trusted || kind == HandoverKind::Locate) && outlet.send(&message).is_ok();
             if trusted {
                 lock(&self.outlets).keep(block, outlet);
                 break;
@@ -548,18 +548,19 @@ impl Net {
         from: &Arc<Connection>,
     ) {
         let parsed = handover::parse(message);
-        if let Some((Kind::Management | Kind::Locate, arrival)) = &parsed
+        if let Some((HandoverKind::Management | HandoverKind::Locate, arrival)) = &parsed
             && watch::packets()
         {
             self.gsi.show(Direction::From(arrival.source), arrival);
         }
         match parsed {
-            Some((Kind::Channel, arrival)) => {
+            Some((HandoverKind::Channel, arrival)) => {
                 self.local.hub.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
-            Some((kind @ (Kind::Packet | Kind::Management), arrival)) if self.loses(kind, &arrival) => {}
-            Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
-            Some((Kind::Locate, arrival)) => {
+            Some((kind @ (HandoverKind::Packet | HandoverKind::Management), arrival))
+                if self.loses(kind, &arrival) => {}
+            Some((HandoverKind::Packet, arrival)) if trusted => self.handed_in(&arrival),
+            Some((HandoverKind::Locate, arrival)) => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
                     if mad[1] == class::COMMUNICATION {
                         return manager::tell_where(&self.this(), mad, source);
@@ -567,17 +568,17 @@ impl Net {
                     self.locator.answer_here(&self.this(), mad, source);
                 }
             }
-            Some((Kind::Management, arrival)) if trusted => {
+            Some((HandoverKind::Management, arrival)) if trusted => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
                     self.gsi.deliver(mad, source);
                 }
             }
-            Some((kind @ (Kind::Join | Kind::Leave), arrival)) if trusted => {
-                let join = kind == Kind::Join;
+            Some((kind @ (HandoverKind::Join | HandoverKind::Leave), arrival)) if trusted => {
+                let join = kind == HandoverKind::Join;
                 self.gate.member_asks(&self.groups, join, arrival.local, arrival.interface, from);
             }
-            Some((kind @ (Kind::Joined | Kind::NotJoined), arrival)) if trusted => {
-                let joined = kind == Kind::Joined;
+            Some((kind @ (HandoverKind::Joined | HandoverKind::NotJoined), arrival)) if trusted => {
+                let joined = kind == HandoverKind::Joined;
                 let answer = if joined { Ok(()) } else { gate::refusal(arrival.source_port) };
                 self.gate.holder_answers(&self.groups, arrival.local, arrival.interface, answer, from);
             }
@@ -586,9 +587,9 @@ impl Net {
     }
 
     /// Whether a fault of the wire takes a packet that another process hands over.
-    fn loses(&self, kind: Kind, arrival: &Arrival<'_>) -> bool {
+    fn loses(&self, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
         let impaired = self.by_place[0].get().and_then(|lane| lane.impaired.as_ref());
-        impaired.is_some_and(|impaired| impaired.loses(arrival, kind == Kind::Management))
+        impaired.is_some_and(|impaired| impaired.loses(arrival, kind == HandoverKind::Management))
     }
 
     /// A packet that another process has received for this one.

@@ -3,7 +3,7 @@
 //! They are handed over in their order, by one thread at a time, with no lock that receiving needs. A packet has to have the right CRC; where nobody of
 //! our user is found, nobody is looked for again for a moment, so that packets for nobody cost little.
 
-use crate::handover::{Kind, Stray};
+use crate::handover::{HandoverKind, Stray};
 use crate::lane::LAST;
 use crate::limit::Limit;
 use crate::net::Net;
@@ -114,7 +114,7 @@ impl Strays {
         if !net.knows(block) && !self.looks.allows(arrival.source, now) {
             return false;
         }
-        let told = net.tell(block, Kind::Packet, arrival);
+        let told = net.tell(block, HandoverKind::Packet, arrival);
         if !told && !net.knows(block) {
             // There are no more blocks than fit.
             lock(&self.lost).insert(block, now);

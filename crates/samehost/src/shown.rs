@@ -21,10 +21,10 @@ const COMMON: u64 = 1 << 33;
 /// No address of a process lies behind this.
 const END: u64 = i64::MAX as u64;
 
-pub(crate) type Words = [u64; 7];
+pub(crate) type EntryWords = [u64; 7];
 
 /// The words that say this.
-pub(crate) fn to_words(opened: &PublishedBytes) -> Words {
+pub(crate) fn to_words(opened: &PublishedBytes) -> EntryWords {
     let PublishedBytes { first, length, address, access, domain, by_file, mapped, is_common } = *opened;
     let MappableBytes { skip, length: mapped, offset } =
         mapped.unwrap_or(MappableBytes { skip: 0, length: 0, offset: 0 });
@@ -34,7 +34,7 @@ pub(crate) fn to_words(opened: &PublishedBytes) -> Words {
 }
 
 /// What words say, if they say anything: then the bytes lie at addresses that a process may have, and what can be mapped among them.
-pub(crate) fn from_words(words: &Words) -> Option<PublishedBytes> {
+pub(crate) fn from_words(words: &EntryWords) -> Option<PublishedBytes> {
     let [first, length, address, rights, domain, mapped, offset] = *words;
     let skip = (domain >> 32) as u32;
     first.checked_add(length.checked_sub(1)?)?;

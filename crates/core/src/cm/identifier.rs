@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::failure::FailureListener;
 use crate::fork::ForkGeneration;
-use crate::inspect::{Kind, Line};
+use crate::inspect::{AnswerLine, Kind};
 use crate::qp::{QueuePair, Service};
 use crate::transport::connections::{
     AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, PortSpace,
@@ -139,7 +139,7 @@ impl FailureListener for Identifier {
         if inner.state == IdentifierState::Destroying {
             return None;
         }
-        let mut line = Line::of(Kind::Identifier)
+        let mut line = AnswerLine::of(Kind::Identifier)
             .with("state", inner.state.word())
             .with("port_space", self.port_space.word())
             .with("service", self.service);

@@ -22,7 +22,7 @@ pub(crate) struct Lines {
 }
 
 /// A line, until dropped.
-pub(crate) struct Line {
+pub(crate) struct CounterLine {
     lines: &'static Lines,
     /// None: there was no room.
     place: Option<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Line {
 
 impl Page {
     /// Says something, as long as the line is kept.
-    pub(crate) fn say(&'static self, text: &str) -> Line {
+    pub(crate) fn say(&'static self, text: &str) -> CounterLine {
         let lines = &self.lines;
         let free = |taken: u32| (taken != u32::MAX).then(|| taken | 1 << taken.trailing_ones());
         let before = lines.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, free);
@@ -40,7 +40,7 @@ impl Page {
             Some(place) => write(&lines.text[place], text),
             None => drop(lines.more.fetch_add(1, Ordering::Relaxed)),
         }
-        Line { lines, place, born: ForkGeneration::now() }
+        CounterLine { lines, place, born: ForkGeneration::now() }
     }
 
     /// What the process before has said counts no more.
@@ -52,7 +52,7 @@ impl Page {
     }
 }
 
-impl Line {
+impl CounterLine {
     /// Says something else.
     pub(crate) fn change(&self, text: &str) {
         if let Some(place) = self.place.filter(|_| self.born.is_here()) {
@@ -61,7 +61,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for CounterLine {
     fn drop(&mut self) {
         // A child of fork may have its parent's page.
         if !self.born.is_here() {

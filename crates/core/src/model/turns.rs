@@ -2,7 +2,7 @@
 
 use super::SharedWord;
 use crate::busy::Busy;
-use crate::lock::{Lock, Guard};
+use crate::lock::{Lock, LockGuard};
 use crate::rings::Turns;
 use crate::sync::{AtomicU32, Ordering};
 use loom::thread;
@@ -41,7 +41,7 @@ impl Desk {
         true
     }
 
-    fn last_turn(&self, shared: Guard<'_, SharedWord>) {
+    fn last_turn(&self, shared: LockGuard<'_, SharedWord>) {
         shared.add();
         self.turns.end();
         self.work(&shared);
@@ -55,7 +55,7 @@ impl Desk {
         true
     }
 
-    fn long_work(&self, shared: Guard<'_, SharedWord>) {
+    fn long_work(&self, shared: LockGuard<'_, SharedWord>) {
         self.busy.during(|| shared.add());
         drop(shared);
         if self.busy.take_note() {
@@ -64,7 +64,7 @@ impl Desk {
     }
 }
 
-fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, Guard<'_, SharedWord>), posters: usize) {
+fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, LockGuard<'_, SharedWord>), posters: usize) {
     let mut model = loom::model::Builder::new();
     // Two threads in every order that there is; three in those with a few changes of thread that nobody waited for.
     model.preemption_bound = (posters > 1).then_some(2);

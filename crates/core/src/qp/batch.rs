@@ -5,16 +5,16 @@ use super::send::Posting;
 use super::state::{Service, State};
 use crate::cq::are_finds_told;
 use crate::error::PostError;
-use crate::lock::Guard;
+use crate::lock::LockGuard;
 use crate::request::{Opcode, SendRequest};
-use crate::transport::{AtPost, Endpoint, TakenOver};
+use crate::transport::{AtPost, Endpoint, Takeover};
 use std::sync::atomic::{Ordering, fence};
 
 /// Requests being posted together: visible to the transmitter, and on their way, when the post ends.
 pub struct SendBatch<'a> {
     queues: &'a Queues,
     endpoint: &'a dyn Endpoint,
-    guard: Guard<'a, Posting>,
+    guard: LockGuard<'a, Posting>,
     /// The number of the first request of the post.
     start: u64,
     /// The number of the first one that is queued, and not visible yet.
@@ -114,9 +114,9 @@ impl<'a> SendBatch<'a> {
     #[inline]
     fn take_over(&mut self, request: &SendRequest<'_>) -> bool {
         match self.endpoint.take_over(request) {
-            TakenOver::No => return false,
-            TakenOver::Done => self.passed += 1,
-            TakenOver::Sent { follows } => self.follows |= follows,
+            Takeover::No => return false,
+            Takeover::Done => self.passed += 1,
+            Takeover::Sent { follows } => self.follows |= follows,
         }
         true
     }
@@ -172,7 +172,7 @@ impl<'a> SendBatch<'a> {
             // With the lock: one thread counts.
             queues.counters.sends_posted.count(next - start, queues.counts_alone.has());
         }
-        Guard::release(guard);
+        LockGuard::release(guard);
         if follows {
             endpoint.follow_up();
         }

@@ -2,7 +2,7 @@
 
 use super::QueuePair;
 use super::queues::Receives;
-use crate::inspect::{Kind, Line};
+use crate::inspect::{AnswerLine, Kind};
 use crate::request::Status;
 use std::net::Ipv6Addr;
 use std::sync::TryLockError;
@@ -11,7 +11,7 @@ use std::sync::TryLockError;
 pub(super) fn queue_pair(pair: &QueuePair) -> String {
     let queues = pair.queues();
     let (posted, done) = queues.send.progress();
-    let mut line = Line::of(Kind::QueuePair)
+    let mut line = AnswerLine::of(Kind::QueuePair)
         .with("device", pair.context().device().name())
         .with("number", pair.number())
         .with("service", queues.service)

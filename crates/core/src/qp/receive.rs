@@ -3,7 +3,7 @@
 use super::slots::Slots;
 use super::{Queues, State};
 use crate::error::{PostError, Result};
-use crate::lock::{Guard, Lock};
+use crate::lock::{Lock, LockGuard};
 use crate::memory::{Giver, RingKind, RingRelease};
 use crate::request::{Cause, Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,7 +139,7 @@ pub struct ReceiveBatch<'a> {
     queue: &'a ReceiveQueue,
     next: u64,
     first: u64,
-    guard: Guard<'a, ()>,
+    guard: LockGuard<'a, ()>,
 }
 
 impl<'a> ReceiveBatch<'a> {
@@ -172,7 +172,7 @@ impl<'a> ReceiveBatch<'a> {
         queue.posted.store(next, Ordering::Release);
         // With the lock: one thread counts.
         queues.counters.receives_posted.count(next - first, queues.counts_alone.has());
-        Guard::release(guard);
+        LockGuard::release(guard);
         // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the queue pair is found in error here.
         if queues.state() == State::Error {
             queues.flush_late_posts();

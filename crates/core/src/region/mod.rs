@@ -10,7 +10,7 @@ pub use backing::{DeviceMemory, register_descriptor};
 pub use pages::Pages;
 pub use window::MemoryWindow;
 
-use crate::counters::Line;
+use crate::counters::CounterLine;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
@@ -174,7 +174,7 @@ pub struct MemoryRegion {
     /// Its pages, if they have been moved for peers of this host.
     moved: Mutex<Option<MovedRegion>>,
     /// Which way peers of this host reach it, once one has asked.
-    choice: Mutex<Option<(Choice, Line)>>,
+    choice: Mutex<Option<(Choice, CounterLine)>>,
     /// Other processes that have imported it.
     importers: Mutex<Vec<Weak<Answering>>>,
 }

@@ -2,7 +2,7 @@
 
 use super::{By, Cause, Endpoint, Link, Start};
 use crate::device::{BASIC, EXTENDED};
-use crate::local::Place;
+use crate::local::EndPlace;
 use crate::receive::Rx;
 use crate::socket::{Socket, name};
 use crate::transmit::Tx;
@@ -53,7 +53,7 @@ impl Endpoint {
             sink.event(ConnectionEvent::Established { parameters: peer, private_data });
             self.end_reporting();
         }
-        let ends = lock(&self.link).place.as_ref().map(Place::ends);
+        let ends = lock(&self.link).place.as_ref().map(EndPlace::ends);
         if let Some(ends) = ends {
             self.host.begin(ends, parameters.initiator);
         }

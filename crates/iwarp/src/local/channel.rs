@@ -1,6 +1,6 @@
 //! The messages that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
 
-use super::Host;
+use super::LocalHost;
 use super::inbox::Inbox;
 use super::record::{self, RecordHead, What};
 use crate::endpoint::{By, Endpoint};
@@ -22,7 +22,7 @@ pub(crate) type Channel = adverb_samehost::Channel<Messages>;
 
 /// See the module.
 pub(crate) struct Messages {
-    host: Weak<Host>,
+    host: Weak<LocalHost>,
     counters: &'static Counters,
 }
 
@@ -43,7 +43,7 @@ pub(crate) type End = (Weak<Endpoint>, Arc<Inbox>);
 #[inline]
 fn find<'a>(
     known: &'a mut LookupCache<End>,
-    host: &Host,
+    host: &LocalHost,
     number: u32,
 ) -> Option<(Arc<Endpoint>, &'a Arc<Inbox>)> {
     let (endpoint, inbox) = known.find(host.changes(), number, || host.end_of(number))?;
@@ -73,7 +73,7 @@ pub(crate) fn tell(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> Rec
 
 impl Messages {
     /// A channel, watched by the background thread from now on.
-    pub(super) fn open(host: &Arc<Host>, parts: Parts) -> Result<Arc<Channel>> {
+    pub(super) fn open(host: &Arc<LocalHost>, parts: Parts) -> Result<Arc<Channel>> {
         let messages = Self { host: Arc::downgrade(host), counters: host.counters() };
         Channel::new(messages, ((), Box::default()), parts, false)
     }

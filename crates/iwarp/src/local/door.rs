@@ -4,7 +4,7 @@
 //! of its own, with both addresses in its name. Nobody but processes of our user is let in.
 
 use super::question::{self, QuestionMessage};
-use super::{Ends, Host, Peer};
+use super::{Ends, LocalHost, RemoteEnd};
 use crate::lock;
 use adverb_core::engine;
 use adverb_core::inlet::Inlet;
@@ -33,7 +33,7 @@ pub(super) struct Door {
 
 impl Door {
     /// None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
-    pub(super) fn open(host: &Arc<Host>, name: &[u8]) -> Option<Arc<Self>> {
+    pub(super) fn open(host: &Arc<LocalHost>, name: &[u8]) -> Option<Arc<Self>> {
         let listener = Arc::new(Listener::bind(name).ok()?);
         let host = Arc::downgrade(host);
         // The background thread may be accepting while the door closes: until it is done, the number is nobody else's.
@@ -55,14 +55,14 @@ impl Drop for Door {
 
 /// A process that has come by a door.
 struct Visitor {
-    host: Arc<Host>,
+    host: Arc<LocalHost>,
     connection: Mutex<Option<Arc<Connection>>>,
     token: OnceLock<Token>,
 }
 
 impl Visitor {
     /// Another user's is turned away: its connection closes.
-    fn let_in(host: &Weak<Host>, connection: Connection) {
+    fn let_in(host: &Weak<LocalHost>, connection: Connection) {
         let Some(host) = host.upgrade().filter(|_| connection.may_share()) else { return };
         let fd = connection.fd();
         let connection = Mutex::new(Some(Arc::new(connection)));
@@ -85,7 +85,7 @@ impl Visitor {
     /// It asks for the end of a connection.
     fn asked(&self, asked: QuestionMessage, connection: &Connection) {
         let QuestionMessage { ends, end } = asked;
-        let peer = Peer { process: connection.process(), end };
+        let peer = RemoteEnd { process: connection.process(), end };
         let own = self.host.note(ends, peer);
         let _ = connection.send(&[&question::answer(own)]);
         self.host.join(ends, peer);
@@ -102,7 +102,7 @@ impl Source for Visitor {
                 Ok(([], _)) => return self.end(&connection),
                 // It may be another user's than when it connected.
                 Ok((bytes, along)) if along.is_same_user => {
-                    if let Some(message) = Host::hear(bytes) {
+                    if let Some(message) = LocalHost::hear(bytes) {
                         let (host, descriptors) = (&self.host, along.descriptors);
                         host.hub.meetings.message(host, message, descriptors, true, &connection);
                     } else if let Some(asked) = question::parse(bytes) {

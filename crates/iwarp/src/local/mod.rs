@@ -78,7 +78,7 @@ pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Messages>;
 
 /// What another process has of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct RemoteEnd {
     process: libc::pid_t,
     pub(crate) end: EndName,
 }
@@ -97,7 +97,7 @@ struct Member {
     endpoint: Weak<Endpoint>,
     inbox: Arc<Inbox>,
     socket: Arc<Socket>,
-    peer: Option<Peer>,
+    peer: Option<RemoteEnd>,
     /// By which the other end finds this one.
     _door: Option<Arc<Door>>,
 }
@@ -112,9 +112,9 @@ struct Members {
 }
 
 /// What the devices of this process have together. Thread-safe.
-pub(crate) struct Host {
-    this: Weak<Host>,
-    pub(crate) hub: Hub<Host>,
+pub(crate) struct LocalHost {
+    this: Weak<LocalHost>,
+    pub(crate) hub: Hub<LocalHost>,
     members: Mutex<Members>,
     /// Counts the ends that have come and gone.
     changes: AtomicU64,
@@ -123,14 +123,14 @@ pub(crate) struct Host {
 }
 
 /// An end of a connection is known as long as this lives.
-pub(crate) struct Place {
+pub(crate) struct EndPlace {
     born: ForkGeneration,
-    host: Arc<Host>,
+    host: Arc<LocalHost>,
     ends: Ends,
     inbox: Arc<Inbox>,
 }
 
-impl Place {
+impl EndPlace {
     /// The connection.
     pub(crate) fn ends(&self) -> Ends {
         self.ends
@@ -142,7 +142,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for EndPlace {
     fn drop(&mut self) {
         if !self.born.is_here() {
             return;
@@ -162,7 +162,7 @@ impl Drop for Place {
     }
 }
 
-impl Host {
+impl LocalHost {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -174,7 +174,7 @@ impl Host {
         })
     }
 
-    fn this(&self) -> Arc<Host> {
+    fn this(&self) -> Arc<LocalHost> {
         self.this.upgrade().expect("it lives as long as its devices")
     }
 
@@ -185,7 +185,7 @@ impl Host {
         endpoint: &Arc<Endpoint>,
         socket: &Arc<Socket>,
         accepts: bool,
-    ) -> Option<Place> {
+    ) -> Option<EndPlace> {
         if self.hub.meetings.are_off() || !Together::now().is_straight() {
             return None;
         }
@@ -205,7 +205,7 @@ impl Host {
         self.changes.fetch_add(1, Ordering::AcqRel);
         drop(members);
         drop(before);
-        Some(Place { born: ForkGeneration::now(), host: self.this(), ends, inbox })
+        Some(EndPlace { born: ForkGeneration::now(), host: self.this(), ends, inbox })
     }
 
     /// A number that no end has.
@@ -243,7 +243,7 @@ impl Host {
     }
 
     /// A member whose connection stands: its endpoint, its socket, and its peer.
-    fn member(&self, ends: Ends) -> Option<(Arc<Endpoint>, Arc<Socket>, Option<Peer>)> {
+    fn member(&self, ends: Ends) -> Option<(Arc<Endpoint>, Arc<Socket>, Option<RemoteEnd>)> {
         let members = lock(&self.members);
         let member = members.all.get(&ends)?;
         Some((member.endpoint.upgrade()?, member.socket.clone(), member.peer))
@@ -270,7 +270,7 @@ impl Host {
             other.meets(&other_socket, &channel, own);
             // The other side may begin later.
             let process = channel.neighbour.process();
-            self.note(ends.reversed(), Peer { process, end: own });
+            self.note(ends.reversed(), RemoteEnd { process, end: own });
         }
     }
 
@@ -283,7 +283,7 @@ impl Host {
     }
 
     /// Who has the other end of a connection. Returns by which names others know this one; none if there is no such connection here.
-    fn note(&self, ends: Ends, peer: Peer) -> Option<EndName> {
+    fn note(&self, ends: Ends, peer: RemoteEnd) -> Option<EndName> {
         {
             let mut members = lock(&self.members);
             members.all.get_mut(&ends)?.peer = Some(peer);
@@ -292,7 +292,7 @@ impl Host {
     }
 
     /// The process at the other end has memory in common with this one, perhaps.
-    fn join(&self, ends: Ends, peer: Peer) {
+    fn join(&self, ends: Ends, peer: RemoteEnd) {
         let channel = match peer.process == std::process::id() as libc::pid_t {
             true => self.hub.to_oneself(&self.this()),
             false => match self.hub.meetings.way(peer.process, None) {
@@ -308,7 +308,7 @@ impl Host {
 
 impl Members {
     /// The door for the other end of a connection: that of our address, or, where another process has its name, one for this connection alone.
-    fn door(&mut self, host: &Arc<Host>, ends: Ends) -> Option<Arc<Door>> {
+    fn door(&mut self, host: &Arc<LocalHost>, ends: Ends) -> Option<Arc<Door>> {
         self.doors.retain(|_, door| door.strong_count() > 0);
         for name in [door::name(ends.local), door::name_of_one(ends)] {
             if let Some(door) = self.doors.get(&name).and_then(Weak::upgrade) {
@@ -324,7 +324,7 @@ impl Members {
 }
 
 /// Processes find each other by the addresses of a connection, and what they say of a meeting begins with a byte that says so.
-impl Side for Host {
+impl Side for LocalHost {
     type Traffic = Messages;
 
     fn hub(&self) -> &Hub<Self> {

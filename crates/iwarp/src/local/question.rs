@@ -10,7 +10,7 @@
 //!
 //! Numbers are in the host's order. The kernel says who asks and who answers; a process of the same user is believed, since it could read this one's memory anyway.
 
-use super::{ADDRESS, EndName, Ends, Host, Peer, door, from_bytes, to_bytes};
+use super::{ADDRESS, EndName, Ends, LocalHost, RemoteEnd, door, from_bytes, to_bytes};
 use crate::lock;
 use adverb_core::engine;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Timer, Token};
@@ -88,7 +88,7 @@ fn answered(bytes: &[u8]) -> Option<EndName> {
 
 /// A question of ours, until it is answered.
 pub(super) struct Question {
-    host: Arc<Host>,
+    host: Arc<LocalHost>,
     ends: Ends,
     state: Mutex<Option<State>>,
 }
@@ -101,7 +101,7 @@ struct State {
 
 impl Question {
     /// Asks for the other end of a connection, of which this process has `own`. Whatever goes wrong, the connection goes by TCP.
-    pub(super) fn ask(host: &Arc<Host>, ends: Ends, own: EndName) {
+    pub(super) fn ask(host: &Arc<LocalHost>, ends: Ends, own: EndName) {
         let theirs = ends.reversed();
         let names = [door::name_of_one(theirs), door::name(theirs.local)];
         let open = |name: &Vec<u8>| Connection::open(name).ok().filter(Connection::may_share);
@@ -144,7 +144,7 @@ impl Source for Question {
             }
         };
         let (Some(connection), Some(end)) = (self.end(), end) else { return };
-        let peer = Peer { process: connection.process(), end };
+        let peer = RemoteEnd { process: connection.process(), end };
         if peer.process == std::process::id() as libc::pid_t {
             // Who finds his own end by another address, as a firewall may make one, shares nothing.
             return;

@@ -10,7 +10,7 @@ use crate::local::record::{LONGEST_HERE, RecordHead, START, What};
 use crate::local::{Channel, RecordOutcome, tell, weight};
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -197,14 +197,14 @@ impl Tx {
 
     /// Sends a message that is being posted, if it needs no TCP and nothing before it waits.
     #[inline]
-    pub(crate) fn send_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> TakenOver {
+    pub(crate) fn send_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
         let queues = &endpoint.queues;
         // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
         let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
         let is_free = self.is_idle(endpoint) && !wakes && self.has_begun(endpoint);
         let is_reading = endpoint.reading.load(Ordering::Relaxed) > 0;
         if !is_free || is_reading || request.flags.contains(SendFlags::FENCE) {
-            return TakenOver::No;
+            return Takeover::No;
         }
         let length = match request.data {
             Data::Registered(sges) | Data::InlineAt(sges) => {
@@ -212,13 +212,13 @@ impl Tx {
             }
             Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
         };
-        let Some(near) = &mut self.near else { return TakenOver::No };
+        let Some(near) = &mut self.near else { return Takeover::No };
         if length > LONGEST_HERE || !near.takes(length as u32) {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let Some(sequence) = queues.send.place(&mut self.cursor, request) else { return TakenOver::No };
+        let Some(sequence) = queues.send.place(&mut self.cursor, request) else { return Takeover::No };
         let mut tx = near.channel.tx.lock();
-        let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
+        let Some(mut slot) = tx.producer.reserve(START + length) else { return Takeover::No };
         if length > 0 {
             // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
             let gathered = unsafe {
@@ -229,7 +229,7 @@ impl Tx {
                 }
             };
             if gathered.is_err() {
-                return TakenOver::No;
+                return Takeover::No;
             }
         }
         let said =
@@ -249,7 +249,7 @@ impl Tx {
         queues.send.enter_sent(&mut self.cursor);
         queues.complete_send(sequence, Status::Success);
         endpoint.rounds.end(round);
-        TakenOver::Sent { follows }
+        Takeover::Sent { follows }
     }
 
     /// What goes to the peer's process without TCP.

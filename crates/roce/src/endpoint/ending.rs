@@ -1,10 +1,10 @@
 //! The end of what a queue pair does: by an error, or by its program.
 
-use super::{Endpoint, Inner, Kind};
+use super::{Endpoint, EndpointKind, EndpointState};
 use crate::link::LastWord;
 use crate::lock;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::lock::Guard;
+use adverb_core::lock::LockGuard;
 use adverb_core::qp::State;
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ impl Endpoint {
 
     /// The queue pair goes to error because of what has happened on it; its requests are flushed. `ready`: others that may send now.
     #[cold]
-    pub(super) fn fail(&self, mut inner: Guard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
+    pub(super) fn fail(&self, mut inner: LockGuard<'_, EndpointState>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
         let kept_out = match &mut inner.kind {
-            Kind::Connected(link) => link.keep_out(),
+            EndpointKind::Connected(link) => link.keep_out(),
             _ => None,
         };
         let event = self.stop(&mut inner, ready);
@@ -42,7 +42,7 @@ impl Endpoint {
 
     /// The same where nobody else rings those that may send now.
     #[cold]
-    pub(super) fn fail_and_ring(&self, inner: Guard<'_, Inner>) {
+    pub(super) fn fail_and_ring(&self, inner: LockGuard<'_, EndpointState>) {
         let mut ready = Vec::new();
         self.fail(inner, &mut ready);
         ready.iter().for_each(|other| other.ring());
@@ -50,19 +50,23 @@ impl Endpoint {
 
     /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
     /// may send now.
-    pub(super) fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
+    pub(super) fn stop(
+        &self,
+        inner: &mut EndpointState,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> Option<AsyncEventKind> {
         self.count_debt(false);
         self.gather.forget();
-        match std::mem::replace(&mut inner.kind, Kind::Nothing) {
-            Kind::Nothing => None,
-            Kind::Connected(mut link) => {
+        match std::mem::replace(&mut inner.kind, EndpointKind::Nothing) {
+            EndpointKind::Nothing => None,
+            EndpointKind::Connected(mut link) => {
                 // Otherwise nothing comes by the network.
                 if !self.beside.end() {
                     self.lane.count_network(false);
                 }
                 link.stop(self, ready)
             }
-            Kind::Datagram(link) => {
+            EndpointKind::Datagram(link) => {
                 self.lane.count_network(false);
                 link.stop(self);
                 None
@@ -75,11 +79,11 @@ impl Endpoint {
     // IB-RC-RSP-49
     pub(super) fn end(
         &self,
-        inner: &mut Inner,
+        inner: &mut EndpointState,
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> (Option<AsyncEventKind>, Vec<LastWord>) {
         let words = match &mut inner.kind {
-            Kind::Connected(link) => link.last_words(),
+            EndpointKind::Connected(link) => link.last_words(),
             _ => Vec::new(),
         };
         (self.stop(inner, ready), words)

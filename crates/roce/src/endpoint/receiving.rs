@@ -1,11 +1,11 @@
 //! Receiving: what a packet, by the network or from a process of this host, does to the queue pair, and what follows from it.
 
-use super::{Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Via};
+use super::{Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Via};
 use crate::link::PacketEffect;
 use crate::lock;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
-use adverb_core::lock::Guard;
+use adverb_core::lock::LockGuard;
 use adverb_core::qp::{Service, State};
 use adverb_proto::ib::{PACKET_COST, goes_to_requester};
 use adverb_wire::ib::opcode::Service as WireService;
@@ -33,7 +33,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn take(
         &self,
-        mut inner: Guard<'_, Inner>,
+        mut inner: LockGuard<'_, EndpointState>,
         packet: &Packet<'_>,
         via: Via<'_>,
         now: Duration,
@@ -72,18 +72,18 @@ impl Endpoint {
         }
         let has_work = self.queues.send.has_work(&inner.cursor);
         let taken = match &mut inner.kind {
-            Kind::Nothing => {
+            EndpointKind::Nothing => {
                 counters.dropped.add(1);
                 return;
             }
-            Kind::Datagram(link) => {
+            EndpointKind::Datagram(link) => {
                 link.receive(self, packet, via);
                 if matches!(via, Via::Network(_)) {
                     self.net.pace.took_receive(self, packet.payload().len() as u32 + PACKET_COST, now);
                 }
                 return;
             }
-            Kind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
+            EndpointKind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
         };
         self.conclude(inner, taken, matches!(via, Via::Network(_)), now, sweep);
     }
@@ -98,7 +98,7 @@ impl Endpoint {
             let Some(mut inner) = self.lock_unless_busy() else {
                 break;
             };
-            let Kind::Connected(link) = &mut inner.kind else {
+            let EndpointKind::Connected(link) = &mut inner.kind else {
                 break;
             };
             let Some(taken) = link.receive_held(self, now, &mut sweep) else {
@@ -115,7 +115,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn conclude(
         &self,
-        inner: Guard<'_, Inner>,
+        inner: LockGuard<'_, EndpointState>,
         taken: PacketEffect,
         by_network: bool,
         now: Duration,
@@ -133,14 +133,14 @@ impl Endpoint {
         // Within a host a request brings no deadline closer, nor does the acknowledgement beside it.
         let same = self.is_timed() && taken.brings_no_deadline;
         if !same
-            && let Kind::Connected(link) = &inner.kind
+            && let EndpointKind::Connected(link) = &inner.kind
             && let Some(deadline) = link.deadline()
         {
             self.expect(deadline);
         }
         // What comes from this host may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
         // comes from another one, is not to be there first.
-        if by_network && let Kind::Connected(link) = &inner.kind {
+        if by_network && let EndpointKind::Connected(link) = &inner.kind {
             self.gather.learn(link);
         }
         let company =
@@ -150,7 +150,7 @@ impl Endpoint {
             && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
         if taken.owes && !sends {
             self.owe();
-        } else if !sends && let Kind::Connected(link) = &inner.kind {
+        } else if !sends && let EndpointKind::Connected(link) = &inner.kind {
             self.settled(link);
         }
         drop(inner);

@@ -1,6 +1,6 @@
 //! Sending: turns at the lane, acknowledgements, and what a deadline has sent.
 
-use super::{DeadlineScan, Endpoint, Inner, Kind, MOST_PACKETS_AT_ONCE, Turn};
+use super::{DeadlineScan, Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Turn};
 use crate::batch::Batch;
 use crate::link::Link;
 use adverb_core::qp::State;
@@ -43,11 +43,11 @@ impl Endpoint {
         let Some(mut inner) = self.lock_unless_busy() else {
             return false;
         };
-        let Inner { state, cursor, kind, .. } = &mut *inner;
+        let EndpointState { state, cursor, kind, .. } = &mut *inner;
         let mut turn = Turn::default();
         match kind {
-            Kind::Nothing => return false,
-            Kind::Connected(link) => {
+            EndpointKind::Nothing => return false,
+            EndpointKind::Connected(link) => {
                 self.gather.begin(until);
                 let first = link.answers_first(&self.queues.send, cursor, batch);
                 if first > 0 {
@@ -68,7 +68,7 @@ impl Endpoint {
                     self.expect(deadline);
                 }
             }
-            Kind::Datagram(link) => {
+            EndpointKind::Datagram(link) => {
                 if *state == State::Rts {
                     turn = link.send(self, (cursor, until), batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                     turn.more |= self.queues.send.posted() > until;
@@ -84,7 +84,7 @@ impl Endpoint {
             self.fail_and_ring(inner);
             return false;
         }
-        let has_held = matches!(&inner.kind, Kind::Connected(link) if link.has_held());
+        let has_held = matches!(&inner.kind, EndpointKind::Connected(link) if link.has_held());
         let begins = turn.goes_on_beside && self.beside.copying.begin();
         drop(inner);
         if begins {
@@ -108,7 +108,7 @@ impl Endpoint {
             return false;
         };
         self.is_listed.store(false, Ordering::Relaxed);
-        if let Kind::Connected(link) = &mut inner.kind {
+        if let EndpointKind::Connected(link) = &mut inner.kind {
             let more = link.respond(self, batch, 1, now, &mut space);
             // Who finds nothing owed may send at once.
             self.count_debt(false);
@@ -147,7 +147,7 @@ impl Endpoint {
         // A thread that is in the middle of a system call with the lock has the lane look afterwards, which sets the timer.
         if !self.is_timed()
             && let Some(inner) = self.lock_unless_busy()
-            && let Kind::Connected(link) = &inner.kind
+            && let EndpointKind::Connected(link) = &inner.kind
             && let Some(deadline) = link.deadline()
         {
             self.expect(deadline);
@@ -176,7 +176,7 @@ impl Endpoint {
         let Some(mut inner) = self.lock_unless_busy() else {
             return DeadlineScan { deadline: Some(now + SOON), transmit: false };
         };
-        let Kind::Connected(link) = &mut inner.kind else {
+        let EndpointKind::Connected(link) = &mut inner.kind else {
             self.is_timed.store(false, Ordering::SeqCst);
             return DeadlineScan { deadline: None, transmit: false };
         };
@@ -192,7 +192,7 @@ impl Endpoint {
             self.gather.learn(link);
             self.enqueue();
         }
-        let Kind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
+        let EndpointKind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
         let deadline = link.deadline();
         if deadline.is_none() {
             self.is_timed.store(false, Ordering::SeqCst);

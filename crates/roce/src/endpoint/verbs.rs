@@ -1,11 +1,11 @@
 //! What the access layer asks of a queue pair: its states, its attributes, its end.
 
-use super::{Endpoint, Kind};
+use super::{Endpoint, EndpointKind};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
 use adverb_core::qp::{Attributes, SendCursor, State, Transition};
 use adverb_core::request::SendRequest;
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use adverb_core::{log, transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ impl transport::Endpoint for Endpoint {
     }
 
     #[inline]
-    fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
+    fn take_over(&self, request: &SendRequest<'_>) -> Takeover {
         self.beside.take_over(self, request)
     }
 
@@ -54,7 +54,7 @@ impl transport::Endpoint for Endpoint {
             }
             (State::Init, State::Rtr) => {
                 self.begin(&mut inner, attributes)?;
-                if let Kind::Connected(link) = &inner.kind {
+                if let EndpointKind::Connected(link) = &inner.kind {
                     locate = true;
                     let route = link.way().route;
                     log!(
@@ -72,10 +72,10 @@ impl transport::Endpoint for Endpoint {
                 if (from, to) == (State::Sqe, State::Rts) {
                     inner.cursor = self.queues.send.resume_at();
                 }
-                if let Kind::Datagram(link) = &mut inner.kind {
+                if let EndpointKind::Datagram(link) = &mut inner.kind {
                     link.modify(transition, attributes);
                 }
-                if let Kind::Connected(link) = &mut inner.kind {
+                if let EndpointKind::Connected(link) = &mut inner.kind {
                     if (from, to) == (State::Sqd, State::Sqd) {
                         locate = link.redirect(self, &attributes.path, &mut ready)?;
                     }
@@ -91,7 +91,7 @@ impl transport::Endpoint for Endpoint {
         }
         inner.state = transition.to;
         let asks = match &inner.kind {
-            Kind::Connected(link) if locate => Some(link.way().route),
+            EndpointKind::Connected(link) if locate => Some(link.way().route),
             _ => None,
         };
         drop(inner);
@@ -115,9 +115,9 @@ impl transport::Endpoint for Endpoint {
 
     fn query(&self, attributes: &mut Attributes) {
         match &self.lock().kind {
-            Kind::Nothing => {}
-            Kind::Connected(link) => link.query(attributes),
-            Kind::Datagram(link) => link.query(attributes),
+            EndpointKind::Nothing => {}
+            EndpointKind::Connected(link) => link.query(attributes),
+            EndpointKind::Datagram(link) => link.query(attributes),
         }
     }
 

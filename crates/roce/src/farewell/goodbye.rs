@@ -5,7 +5,7 @@
 
 use super::Entry;
 use crate::gsi::{Gsi, MadSource};
-use crate::handover::{Kind, head};
+use crate::handover::{HandoverKind, head};
 use crate::locate::{self, Place};
 use crate::numbers::{FRESH, block_of, owners};
 use crate::route::{PORT, canonical};
@@ -141,7 +141,7 @@ impl Peer<'_> {
             let own = socket.local_addr()?.port();
             let from = MadSource::between(entry.at(entry.peer, PORT), entry.local, own);
             for owner in owners(block_of(entry.remote_number), FRESH)? {
-                owner.send(&[&head(Kind::Locate, &from.arrival(&question))[..], &question])?;
+                owner.send(&[&head(HandoverKind::Locate, &from.arrival(&question))[..], &question])?;
             }
         }
         Ok(())

@@ -94,10 +94,10 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                     assert_eq!((arrival.local, arrival.interface), (group, interface));
                     let member = (group, interface, who);
                     match kind {
-                        Kind::Joined if !members.contains(&member) => members.push(member),
-                        Kind::Joined => {}
+                        HandoverKind::Joined if !members.contains(&member) => members.push(member),
+                        HandoverKind::Joined => {}
                         kind => {
-                            assert_eq!((kind, members.contains(&member)), (Kind::NotJoined, false));
+                            assert_eq!((kind, members.contains(&member)), (HandoverKind::NotJoined, false));
                             assert_ne!(arrival.source_port, 0, "there is a reason");
                         }
                     }

@@ -192,7 +192,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 if wrong & 7 == 4 {
                     arrival.local = Ipv4Addr::new(224, 0, 1, 1).into();
                 }
-                other.says(&[&head(Kind::Packet, &arrival)[..], &packet].concat(), &[]);
+                other.says(&[&head(HandoverKind::Packet, &arrival)[..], &packet].concat(), &[]);
                 let is_right = trusted && !matches!(wrong & 7, 1..=4);
                 let receive = if is_right { receives.pop_front() } else { None };
                 let mut found = Vec::new();
@@ -236,7 +236,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 let headers =
                     HeaderWriter::new(&mut space).put(&bth.with_pad_for(length.into())).put(&reth).len();
                 let packet = sealed(&space[..headers], &vec![0xff; length.into()], &arrival);
-                other.says(&[&head(Kind::Packet, &arrival)[..], &packet].concat(), &[]);
+                other.says(&[&head(HandoverKind::Packet, &arrival)[..], &packet].concat(), &[]);
             }
             9 => {
                 // Where does a queue pair live?
@@ -245,7 +245,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 question.data[..4].copy_from_slice(&about.to_be_bytes());
                 let get = if wrong & 2 == 0 { method::GET } else { method::GET_RESPONSE };
                 let mad = question.with_header(Header::new(0x3d, 1, get, word.into(), 1)).to_bytes();
-                let kind = if wrong & 4 == 0 { Kind::Locate } else { Kind::Management };
+                let kind = if wrong & 4 == 0 { HandoverKind::Locate } else { HandoverKind::Management };
                 // The connected queue pair asks for its peer, and gives up at any time: what is known of others stays.
                 let known =
                     || [arrival.source, arrival.local].map(|address| net.locator.known(address, about));
@@ -263,13 +263,13 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                     0x10 + u16::from(wrong % 11),
                 );
                 mad.copy_from_slice(&Mad { header: message, data: [length; _] }.to_bytes());
-                other.says(&[&head(Kind::Management, &arrival)[..], &mad].concat(), &[]);
+                other.says(&[&head(HandoverKind::Management, &arrival)[..], &mad].concat(), &[]);
             }
             11 | 12 => {
                 // An offer of memory, what follows it, or anything else about a channel.
                 let mut said = vec![1 + wrong % 7; 33];
                 said[1..5].copy_from_slice(&word.to_ne_bytes());
-                let message = [&head(Kind::Channel, &arrival)[..], &said].concat();
+                let message = [&head(HandoverKind::Channel, &arrival)[..], &said].concat();
                 let offered = Segment::create().expect("memory").1;
                 let bell = || {
                     Doorbell::new().expect("a doorbell").as_fd().try_clone_to_owned().expect("a descriptor")
@@ -285,7 +285,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             }
             13 => {
                 // Anything. What joins or leaves groups is the gate's.
-                let mut message = head(Kind::Packet, &arrival).to_vec();
+                let mut message = head(HandoverKind::Packet, &arrival).to_vec();
                 message[0] = match wrong {
                     3 | 4 => 0,
                     kind => kind,

@@ -11,7 +11,7 @@ use crate::sweep::Sweep;
 use adverb_core::memory::Source;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, SendRequest};
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use adverb_core::watch;
 use adverb_proto::ib::{Operation, Request, Responder, Service};
 use std::time::Duration;
@@ -62,12 +62,12 @@ impl Link {
         endpoint: &Endpoint,
         cursor: &mut SendCursor,
         request: &SendRequest<'_>,
-    ) -> TakenOver {
+    ) -> Takeover {
         let Self { road: Road::Near(near), requester, responder, unacknowledged, .. } = self else {
-            return TakenOver::No;
+            return Takeover::No;
         };
         if !requester.lets_go(self.service, request.flags.contains(SendFlags::FENCE)) {
-            return TakenOver::No;
+            return Takeover::No;
         }
         let (destination, to) = (self.destination, Direction::To(self.way.route.destination));
         let head = Counting { endpoint, request, requester, responder, unacknowledged, destination, to };

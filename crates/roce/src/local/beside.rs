@@ -1,13 +1,13 @@
 //! Threads that post to a queue pair whose peer is on this host, and threads that go on with long operations there: what they do beside the queue pair's lane.
 
 use super::channel::Channel;
-use crate::endpoint::{Endpoint, Inner, Kind};
+use crate::endpoint::{Endpoint, EndpointKind, EndpointState};
 use crate::lock;
-use adverb_core::lock::Guard;
+use adverb_core::lock::LockGuard;
 use adverb_core::qp::State;
 use adverb_core::request::{Opcode, SendRequest};
 use adverb_core::rings::Turns;
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use adverb_samehost::{Copier, CopyProgress};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -70,22 +70,24 @@ impl Beside {
 
     /// Sends a Send that is being posted, if nothing is in the way.
     #[inline]
-    pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> TakenOver {
+    pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
         // Who owes an acknowledgement may owe it for what this request is about. The request brings that of its own queue pair along.
         // PRACTICE-ORDER-1
         let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
         if !is_send || !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_owe(endpoint) {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let Some(mut inner) = endpoint.try_lock() else { return TakenOver::No };
-        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
-            return TakenOver::No;
+        let Some(mut inner) = endpoint.try_lock() else { return Takeover::No };
+        let EndpointState { state: State::Rts, cursor, kind: EndpointKind::Connected(link), .. } =
+            &mut *inner
+        else {
+            return Takeover::No;
         };
         if endpoint.queues.state() != State::Rts || self.copying.go_on() {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let TakenOver::Sent { follows: rings } = link.post_straight(endpoint, cursor, request) else {
-            return TakenOver::No;
+        let Takeover::Sent { follows: rings } = link.post_straight(endpoint, cursor, request) else {
+            return Takeover::No;
         };
         if rings && let Some(near) = link.near() {
             // The queue pair may end before its poster rings, and no other thread of this process rings for this sleep.
@@ -94,8 +96,8 @@ impl Beside {
         endpoint.settled(link);
         // A deadline that is there is no later.
         let is_to_be_timed = !endpoint.is_timed() && link.deadline().is_some();
-        Guard::release(inner);
-        TakenOver::Sent { follows: rings || is_to_be_timed }
+        LockGuard::release(inner);
+        Takeover::Sent { follows: rings || is_to_be_timed }
     }
 
     /// Carries out what has just been posted beside its lane, if it needs no packet, as far as nothing is in the way. False if the lane has to look.
@@ -108,7 +110,9 @@ impl Beside {
             // Its fence is also the one between the post and the look at the state, as between what ends the queue pair and its look for posts.
             return self.copying.will_find() && endpoint.queues.state() == State::Rts;
         };
-        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+        let EndpointState { state: State::Rts, cursor, kind: EndpointKind::Connected(link), .. } =
+            &mut *inner
+        else {
             return false;
         };
         if endpoint.queues.state() != State::Rts {
@@ -139,7 +143,7 @@ impl Beside {
 
     /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
     #[cold]
-    fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: Guard<'_, Inner>) -> bool {
+    fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: LockGuard<'_, EndpointState>) -> bool {
         // Whoever posts meanwhile leaves it to this thread.
         self.copying.begin();
         if self.carry_on(endpoint, inner) == CopyProgress::Part {
@@ -150,13 +154,16 @@ impl Beside {
 
     /// A turn at long operations.
     #[cold]
-    fn carry_on(&self, endpoint: &Endpoint, mut inner: Guard<'_, Inner>) -> CopyProgress {
+    fn carry_on(&self, endpoint: &Endpoint, mut inner: LockGuard<'_, EndpointState>) -> CopyProgress {
         let (queues, mut channel) = (&endpoint.queues, None);
         let carried = match &mut *inner {
             // IB-QP-7: in SQD, too, since what has begun ends.
-            Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
-                if matches!(queues.state(), State::Rts | State::Sqd) =>
-            {
+            EndpointState {
+                state: State::Rts | State::Sqd,
+                cursor,
+                kind: EndpointKind::Connected(link),
+                ..
+            } if matches!(queues.state(), State::Rts | State::Sqd) => {
                 let carried = link.carry_out(endpoint, cursor, Some(&endpoint.busy));
                 channel = link.near().map(|near| near.channel.clone());
                 // What had begun has ended, or begins anew as a packet.

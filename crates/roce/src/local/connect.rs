@@ -3,7 +3,7 @@
 use super::Local;
 use super::channel::Channel;
 use super::near::Near;
-use crate::endpoint::{Endpoint, Kind};
+use crate::endpoint::{Endpoint, EndpointKind};
 use crate::numbers::block_of;
 use crate::route::Route;
 use adverb_core::memory::Access;
@@ -66,7 +66,7 @@ impl Local {
 /// The connection goes by a channel from now on, if its way is still sought.
 fn go_by(endpoint: &Endpoint, number: u32, channel: &Arc<Channel>) {
     let mut inner = endpoint.lock();
-    if let Kind::Connected(link) = &mut inner.kind
+    if let EndpointKind::Connected(link) = &mut inner.kind
         && link.seeks(number)
     {
         link.meets(&endpoint.queues, Near::new(&endpoint.queues, number, channel));

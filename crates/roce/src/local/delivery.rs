@@ -2,7 +2,7 @@
 
 use super::channel::Channel;
 use super::record::take_straight;
-use crate::endpoint::{Endpoint, Inner, Kind, Via};
+use crate::endpoint::{Endpoint, EndpointKind, EndpointState, Via};
 use crate::link::PacketEffect;
 use crate::sweep::Sweep;
 use crate::time;
@@ -125,8 +125,11 @@ pub(super) fn reach_straight(
     };
     let cursor = inner.cursor;
     let mut left = Some(first);
-    if let Inner { state: State::Rtr | State::Rts | State::Sqd, kind: Kind::Connected(link), .. } =
-        &mut *inner
+    if let EndpointState {
+        state: State::Rtr | State::Rts | State::Sqd,
+        kind: EndpointKind::Connected(link),
+        ..
+    } = &mut *inner
         && link.near().is_some_and(|near| near.goes_by(channel))
         && link.takes_straight()
     {

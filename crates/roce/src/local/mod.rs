@@ -27,7 +27,7 @@ use record::LONGEST_HERE;
 pub(crate) use record::ROUTING_HEADER;
 pub(crate) use straight::{Head, Straight};
 
-use crate::handover::{self, Kind};
+use crate::handover::{self, HandoverKind};
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::{self, block_of};
@@ -89,12 +89,12 @@ impl Side for Net {
     }
 
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> std::io::Result<()> {
-        connection.send_with(&[&handover::head(Kind::Channel, &NOBODY), message], descriptors)
+        connection.send_with(&[&handover::head(HandoverKind::Channel, &NOBODY), message], descriptors)
     }
 
     fn hear(bytes: &[u8]) -> Option<&[u8]> {
         let (kind, arrival) = handover::parse(bytes)?;
-        (kind == Kind::Channel).then_some(arrival.bytes)
+        (kind == HandoverKind::Channel).then_some(arrival.bytes)
     }
 
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {

@@ -5,7 +5,7 @@ use super::record;
 use crate::batch::{Batch, Way};
 use crate::endpoint::Endpoint;
 use crate::observer;
-use adverb_core::lock::Guard;
+use adverb_core::lock::LockGuard;
 use adverb_core::memory::{KeyUse, Piece, Span};
 use adverb_core::qp::Queues;
 use adverb_core::watch;
@@ -26,7 +26,7 @@ pub(crate) enum Outlet<'a> {
 pub(crate) struct Departure<'a> {
     batch: &'a mut Batch,
     channel: &'a Arc<Channel>,
-    tx: Guard<'a, Tx<Box<[u8]>>>,
+    tx: LockGuard<'a, Tx<Box<[u8]>>>,
     published: bool,
 }
 

@@ -17,11 +17,11 @@ use super::LONGEST_HERE;
 use super::near::Near;
 use crate::endpoint::Endpoint;
 use crate::link::Tally;
-use adverb_core::lock::Guard;
+use adverb_core::lock::LockGuard;
 use adverb_core::memory::{Keys, Reader};
 use adverb_core::qp::{Queues, SendCursor};
 use adverb_core::request::{Data, SendRequest, Sge};
-use adverb_core::transport::TakenOver;
+use adverb_core::transport::Takeover;
 use adverb_core::watch;
 use adverb_local::Slot;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER};
@@ -253,7 +253,7 @@ impl Near {
         cursor: &mut SendCursor,
         request: &SendRequest<'_>,
         head: impl Head,
-    ) -> TakenOver {
+    ) -> Takeover {
         let queues = &*endpoint.queues;
         let (address, length) = match request.data {
             Data::Registered([sge]) => {
@@ -273,7 +273,7 @@ impl Near {
         &mut self,
         posted: (&Queues, &mut SendCursor, &SendRequest<'_>),
         head: impl Head,
-    ) -> TakenOver {
+    ) -> Takeover {
         let pieces = Pieces { queues: posted.0, request: posted.2 };
         self.put(posted, pieces, head)
     }
@@ -284,29 +284,29 @@ impl Near {
         (queues, cursor, request): (&Queues, &mut SendCursor, &SendRequest<'_>),
         body: impl Body,
         head: impl Head,
-    ) -> TakenOver {
+    ) -> Takeover {
         let Self { channel, posting, .. } = self;
         let length = body.length();
         if length > LONGEST_HERE || channel.is_dead() || watch::packets() && watch::frames() {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let Some((sequence, placed)) = body.place(cursor) else { return TakenOver::No };
+        let Some((sequence, placed)) = body.place(cursor) else { return Takeover::No };
         let mut tx = channel.tx.lock();
-        let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
+        let Some(mut slot) = tx.producer.reserve(START + length) else { return Takeover::No };
         // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
         if length > 0 && !body.fill(placed, &mut slot, &mut posting.reader) {
-            return TakenOver::No;
+            return Takeover::No;
         }
-        let Some(straight) = head.make(sequence, length as u32) else { return TakenOver::No };
+        let Some(straight) = head.make(sequence, length as u32) else { return Takeover::No };
         slot.write_words(straight.words());
         slot.publish();
         let follows = tx.producer.peer_sleeps();
         if posting.sent.add(length as u32) || queues.reports(request.flags) {
             posting.count(queues, channel.counts_alone());
         }
-        Guard::release(tx);
+        LockGuard::release(tx);
         queues.send.enter_sent(cursor);
-        TakenOver::Sent { follows }
+        Takeover::Sent { follows }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The transport as the manager sees it.
 
 use super::route::{Destination, Service, route};
-use super::{Host, Manager, Peer, elsewhere, ports};
+use super::{Manager, ManagerHost, ManagerPeer, elsewhere, ports};
 use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
-use crate::handover::{Kind, head};
+use crate::handover::{HandoverKind, head};
 use crate::limit::Limit;
 use crate::lock;
 use crate::net::Net;
@@ -23,7 +23,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-impl Host for Net {
+impl ManagerHost for Net {
     fn block(&self) -> Result<u16> {
         Net::block(self)
     }
@@ -105,7 +105,7 @@ impl Net {
             hops: 0,
             bytes: mad,
         };
-        let told = self.tell(block, Kind::Management, &arrival);
+        let told = self.tell(block, HandoverKind::Management, &arrival);
         if told {
             self.counters().handed_over.add(1);
             if watch::packets() {
@@ -156,7 +156,7 @@ impl MadHandler for Receiver {
         };
         match course {
             Course::Here => {
-                let peer = Peer::new(from.local, from.peer, from.scope);
+                let peer = ManagerPeer::new(from.local, from.peer, from.scope);
                 // Nobody but another adverb sends to a port of our own, and it hears answers where it sends from.
                 let direct = (!from.handed_over && !holder).then_some(from.peer_port);
                 self.manager.receive(mad, peer, direct);
@@ -173,7 +173,7 @@ pub(super) struct Notices(pub(super) Arc<Manager>);
 impl MadHandler for Notices {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         if let Some((transaction, name, port)) = elsewhere::parse(mad) {
-            self.0.ask_at(transaction, name, &Peer::new(from.local, from.peer, from.scope), port);
+            self.0.ask_at(transaction, name, &ManagerPeer::new(from.local, from.peer, from.scope), port);
         }
     }
 }
@@ -208,7 +208,7 @@ impl Receiver {
         let passed = match destination {
             Destination::Here => false,
             Destination::Block(block) => {
-                net.tell(block, Kind::Management, &arrival)
+                net.tell(block, HandoverKind::Management, &arrival)
                     // Who lives, but takes nothing from us or not now, has the say all the same.
                     || Connection::open(&block_name(block)).is_ok()
             }
@@ -219,7 +219,8 @@ impl Receiver {
 
     fn pass_to_service(&self, service: Service, arrival: &Arrival<'_>) -> bool {
         let send = |connection: &Connection| {
-            let kind = if connection.is_same_user() { Kind::Management } else { Kind::Locate };
+            let kind =
+                if connection.is_same_user() { HandoverKind::Management } else { HandoverKind::Locate };
             connection.send(&[&head(kind, arrival)[..], arrival.bytes])
         };
         let names = names(service, arrival);
@@ -254,7 +255,7 @@ fn names(service: Service, arrival: &Arrival<'_>) -> [Vec<u8>; 2] {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,
         _ => 0,
     };
-    service.names(Peer::at(arrival.local, 0, link))
+    service.names(ManagerPeer::at(arrival.local, 0, link))
 }
 
 #[cfg(test)]

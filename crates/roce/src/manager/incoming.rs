@@ -2,7 +2,7 @@
 
 use super::link::{Handle, Link, New, make_ready};
 use super::message::{self, DATAGRAM_LIMITS, Ends, LIMITS, Own};
-use super::{Manager, Peer, gone};
+use super::{Manager, ManagerPeer, gone};
 use adverb_core::cm::{
     Agreement, ConnectionParameters, ConnectionSink, IncomingConnection, OutgoingConnection,
     PrivateDataLimits,
@@ -30,7 +30,7 @@ pub(super) enum IncomingRequest {
 pub(super) struct Incoming {
     pub(super) manager: Arc<Manager>,
     pub(super) id: u32,
-    pub(super) peer: Peer,
+    pub(super) peer: ManagerPeer,
     pub(super) ends: Ends,
     pub(super) own: Own,
     pub(super) asked: IncomingRequest,

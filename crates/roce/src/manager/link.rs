@@ -1,7 +1,7 @@
 //! A connection as the program knows it: a sink for its events, and perhaps a queue pair that is taken to RTS and to error with it.
 
 use super::message::{Own, granted};
-use super::{Manager, Peer};
+use super::{Manager, ManagerPeer};
 use crate::endpoint::{Endpoint, Observer};
 use crate::farewell::{Entry, Record};
 use crate::lock;
@@ -28,7 +28,7 @@ pub(super) struct Link {
     sink: Arc<dyn ConnectionSink>,
     /// Only while the program manages it through us.
     queue_pair: Option<Weak<QueuePair>>,
-    pub(super) peer: Peer,
+    pub(super) peer: ManagerPeer,
     local: SocketAddr,
     own: Own,
     /// The request that we sent.
@@ -55,7 +55,7 @@ pub(super) struct New {
     pub(super) id: u32,
     pub(super) sink: Arc<dyn ConnectionSink>,
     pub(super) queue_pair: Option<Weak<QueuePair>>,
-    pub(super) peer: Peer,
+    pub(super) peer: ManagerPeer,
     pub(super) local: SocketAddr,
     pub(super) own: Own,
     pub(super) request: Option<Box<Req>>,

@@ -1,6 +1,6 @@
 //! Messages of connection management from what programs say, and back.
 
-use super::Peer;
+use super::ManagerPeer;
 use adverb_core::attributes::Gid;
 use adverb_core::cm::{
     AddressOptions, Agreement, ConnectionParameters, DEFAULT_PKEY, PACKET_LIFE_TIME, PrivateDataLimits,
@@ -201,7 +201,12 @@ pub(super) fn granted(reply: &Rep) -> ConnectionParameters {
 }
 
 /// The passive side's view of what both sides said. The acknowledgement timeout and the retry counts are the peer's wish (IB-CM-38).
-pub(super) fn agreement_of_request(request: &Req, own: Own, peer: &Peer, gids: &[Gid]) -> Result<Agreement> {
+pub(super) fn agreement_of_request(
+    request: &Req,
+    own: Own,
+    peer: &ManagerPeer,
+    gids: &[Gid],
+) -> Result<Agreement> {
     Ok(Agreement {
         service: wanted(request),
         path: path_to(gids, peer.local(), gid(peer.address), request.primary.traffic_class)?,
@@ -222,7 +227,7 @@ pub(super) fn agreement_of_reply(
     request: &Req,
     reply: &Rep,
     own: Own,
-    peer: &Peer,
+    peer: &ManagerPeer,
     gids: &[Gid],
 ) -> Result<Agreement> {
     Ok(Agreement {

@@ -29,7 +29,7 @@ struct Site {
     begun: Instant,
 }
 
-impl Host for Site {
+impl ManagerHost for Site {
     fn block(&self) -> Result<u16> {
         Ok(self.block)
     }
@@ -42,7 +42,7 @@ impl Host for Site {
         self.network.sent.fetch_add(1, Ordering::SeqCst);
         let receiver = lock(&self.network.managers).get(&peer.ip()).and_then(Weak::upgrade);
         if let Some(receiver) = receiver {
-            receiver.receive(mad, Peer::new(peer.ip(), local, 7), None);
+            receiver.receive(mad, ManagerPeer::new(peer.ip(), local, 7), None);
         }
     }
 
@@ -328,7 +328,7 @@ fn requests_that_cannot_be_served() {
         &answer(70),
         b"",
     );
-    let from = Peer::new(SERVER, CLIENT, 0);
+    let from = ManagerPeer::new(SERVER, CLIENT, 0);
     let mut next = 1000;
     let mut ask = |request: Req| {
         next += 1;
@@ -373,7 +373,7 @@ impl Askers {
         let request = Req { local_communication_id: number, local_qpn: number, ..request };
         let mad = Message::from(request).to_mad(number.into()).to_bytes();
         let before = lock(&self.pair.requests.0).len();
-        self.pair.server.receive(&mad, Peer::new(to.ip(), from.into(), 0), None);
+        self.pair.server.receive(&mad, ManagerPeer::new(to.ip(), from.into(), 0), None);
         lock(&self.pair.requests.0).len() > before
     }
 }

@@ -1,7 +1,7 @@
 //! Introductions: datagrams by UDP from and to those who do not know the queue pair yet.
 
 use super::pair::ArrivedDatagram;
-use super::{Datagram, Inner, udp};
+use super::{Datagram, DatagramState, udp};
 use adverb_core::error::Result;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_proto::rsocket::{Hello, HelloKind, MAX_HELLO, write_hello};
@@ -41,7 +41,7 @@ impl Source for Introductions {
 
 impl Datagram {
     /// A packet has come by UDP.
-    fn introduced(&self, inner: &mut Inner, packet: &[u8], peer: SocketAddr) -> Result<()> {
+    fn introduced(&self, inner: &mut DatagramState, packet: &[u8], peer: SocketAddr) -> Result<()> {
         let Some((hello, start)) = inner.peers.heeds(packet, &peer) else { return Ok(()) };
         self.peer(inner, peer)?;
         if hello.kind == HelloKind::Data {
@@ -57,7 +57,7 @@ impl Datagram {
     /// Sends a packet by UDP that names our queue pair.
     pub(super) fn introduce(
         &self,
-        inner: &mut Inner,
+        inner: &mut DatagramState,
         kind: HelloKind,
         peer: SocketAddr,
         data: &[u8],

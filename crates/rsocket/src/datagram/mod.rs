@@ -33,12 +33,12 @@ pub struct Datagram {
     udp: UdpSocket,
     pub(crate) flags: Flags,
     waiters: Waiters,
-    inner: Mutex<Inner>,
+    inner: Mutex<DatagramState>,
     this: Weak<Datagram>,
 }
 
 /// What the lock of a datagram socket guards.
-pub(crate) struct Inner {
+pub(crate) struct DatagramState {
     pub(crate) options: Options,
     sizes: Sizes,
     /// From the first bind, connect or send on: the background thread looks at the UDP socket.
@@ -77,7 +77,7 @@ impl Datagram {
         }
         // SAFETY: just made, and nobody else's.
         let udp = above_all(unsafe { OwnedFd::from_raw_fd(fd) }).into();
-        let inner = Inner {
+        let inner = DatagramState {
             options: Options::new(domain, &Process::get().configuration),
             sizes: Sizes::default(),
             token: None,
@@ -103,12 +103,12 @@ impl Datagram {
         self.udp.as_raw_fd()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, DatagramState> {
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// From now on the background thread answers who wants to know the queue pairs.
-    fn start(&self, inner: &mut Inner) -> Result<()> {
+    fn start(&self, inner: &mut DatagramState) -> Result<()> {
         if inner.has_failed {
             return Err(Error::new(libc::EIO, "the device has gone"));
         }
@@ -232,7 +232,7 @@ impl FailureListener for Datagram {
     }
 }
 
-impl Inner {
+impl DatagramState {
     pub(crate) fn is_started(&self) -> bool {
         self.token.is_some()
     }

@@ -1,7 +1,7 @@
 //! The queue pairs of a datagram socket, one for each address of this host that it uses, and the peers that it knows.
 
 use super::peers::Peer;
-use super::{Datagram, Inner};
+use super::{Datagram, DatagramState};
 use crate::options::Options;
 use crate::process::Process;
 use crate::stream::queue_pair;
@@ -95,7 +95,7 @@ pub(super) enum ArrivedDatagram {
 
 impl Datagram {
     /// What is known of the peer at `address`, with which there is something to do; makes the queue pair that reaches it.
-    pub(super) fn peer<'a>(&self, inner: &'a mut Inner, address: SocketAddr) -> Result<&'a mut Peer> {
+    pub(super) fn peer<'a>(&self, inner: &'a mut DatagramState, address: SocketAddr) -> Result<&'a mut Peer> {
         if inner.peers.get(&address).is_none() {
             let mut bound = self.local_address()?;
             if bound.port() == 0 {
@@ -111,7 +111,7 @@ impl Datagram {
     }
 }
 
-impl Inner {
+impl DatagramState {
     /// The queue pair at an address of this host from which `peer` is reached.
     fn pair(&mut self, address: SocketAddr, peer: SocketAddr) -> Result<usize> {
         if let Some(place) = self.pairs.iter().position(|pair| pair.address == address) {

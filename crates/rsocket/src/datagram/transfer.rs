@@ -1,7 +1,7 @@
 //! Sending and receiving datagrams (sendto(2), recvfrom(2)).
 
 use super::pair::{ArrivedDatagram, SLOT};
-use super::{Datagram, Inner};
+use super::{Datagram, DatagramState};
 use crate::vector::Vector;
 use crate::wait::blocking;
 use adverb_core::cm::UDP_QKEY;
@@ -45,7 +45,7 @@ impl Datagram {
         })
     }
 
-    fn send_by_udp(&self, inner: &mut Inner, data: &Vector<'_>, peer: SocketAddr) -> Result<usize> {
+    fn send_by_udp(&self, inner: &mut DatagramState, data: &Vector<'_>, peer: SocketAddr) -> Result<usize> {
         let length = data.left();
         check(length, SLOT - MAX_HELLO)?;
         let mut bytes = vec![0; length];
@@ -103,7 +103,7 @@ fn check(length: usize, most: usize) -> Result<()> {
     Err(Error::new(libc::EMSGSIZE, format!("a datagram of {length} bytes: {most} fit into a packet here")))
 }
 
-impl Inner {
+impl DatagramState {
     /// Sends a datagram to the queue pair of a peer that is found.
     fn send(&mut self, data: &Vector<'_>, place: usize, peer: SocketAddr) -> Result<usize> {
         let (pair, length) = (&self.pairs[place], data.left());

@@ -1,7 +1,7 @@
 //! Listening and accepting (listen(2), accept(2)). The background thread takes connections in, as the kernel does for TCP: when a program
 //! accepts one, it stands.
 
-use super::{Inner, Link, Phase, Stream};
+use super::{Phase, Stream, StreamLink, StreamState};
 use crate::options::{Flags, Options};
 use crate::process::{Process, Socket};
 use adverb_core::cancel::CancellationGuard;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const MOST_MAKING: usize = 64;
 
 /// A connection that nobody has accepted.
-type Making = (Arc<Identifier>, Link);
+type Making = (Arc<Identifier>, StreamLink);
 
 /// What takes connections in for a socket that listens.
 pub(super) struct Listener {
@@ -85,7 +85,7 @@ impl Stream {
     }
 }
 
-impl Inner {
+impl StreamState {
     /// The options have changed.
     pub(crate) fn tell_listener(&self) {
         if let Some(listener) = &self.listener {
@@ -195,10 +195,10 @@ impl Listener {
     }
 
     /// Accepts a request.
-    fn accept(&self, event: &Event) -> Result<Link> {
+    fn accept(&self, event: &Event) -> Result<StreamLink> {
         let peer = Connect::read(&event.private_data);
         let peer = peer.map_err(|bad| Error::new(libc::ENOTSUP, bad.to_string()))?;
-        let mut link = Link::new(&event.identifier, &self.options())?;
+        let mut link = StreamLink::new(&event.identifier, &self.options())?;
         let introduction = link.introduce().bytes();
         link.stream.meet(&peer);
         // As the peer wishes, as far as the device can.
@@ -214,7 +214,7 @@ impl Listener {
 
     /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44 takes it for granted that the
     /// number of a socket is greater than its own one, which it takes before; its select(2) confuses them otherwise.
-    fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
+    fn socket(&self, identifier: Arc<Identifier>, link: StreamLink) -> Result<Arc<Stream>> {
         let channel = EventChannel::new_above_all()?;
         identifier.migrate(Some(&channel))?;
         let (flags, options) = (Flags::new(0), self.options().inherited());

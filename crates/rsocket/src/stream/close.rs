@@ -1,6 +1,6 @@
 //! The end of a stream (shutdown(2), close(2)).
 
-use super::{Inner, Link, Phase, Stream, not_connected};
+use super::{Phase, Stream, StreamLink, StreamState, not_connected};
 use crate::wait::sleep_until;
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::Identifier;
@@ -93,7 +93,7 @@ impl Stream {
     }
 }
 
-impl Inner {
+impl StreamState {
     /// Whether the end is reached.
     fn end_step(&mut self, ending: &mut Ending) -> bool {
         let Some(link) = &mut self.link else { return true };
@@ -112,7 +112,7 @@ impl Inner {
     }
 }
 
-impl Link {
+impl StreamLink {
     /// Ends queue pair and connection.
     pub(super) fn end(self, identifier: &Identifier) {
         identifier.detach_queue_pair();

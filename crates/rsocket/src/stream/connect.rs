@@ -1,6 +1,6 @@
 //! Connecting (connect(2)).
 
-use super::{Inner, Link, Phase, Stream, not_connected};
+use super::{Phase, Stream, StreamLink, StreamState, not_connected};
 use adverb_core::attributes::TransportType;
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::{ConnectionParameters, EventKind, Parameters};
@@ -57,7 +57,7 @@ impl Stream {
         })
     }
 
-    fn start(&self, inner: &mut Inner, peer: SocketAddr) -> Result<()> {
+    fn start(&self, inner: &mut StreamState, peer: SocketAddr) -> Result<()> {
         let identifier = self.identifier();
         identifier.resolve_address(None, peer, STEP_TIMEOUT)?;
         self.step()?;
@@ -67,7 +67,7 @@ impl Stream {
             identifier.set_path()?;
         }
         self.step()?;
-        let mut link = Link::new(identifier, &inner.options)?;
+        let mut link = StreamLink::new(identifier, &inner.options)?;
         let introduction = link.introduce().bytes();
         let iwarp = link.queue_pair.context().attributes().transport == TransportType::Iwarp;
         inner.link = Some(link);
@@ -97,7 +97,7 @@ impl Stream {
     }
 
     /// Sees whether the peer has answered.
-    pub(super) fn progress_connect(&self, inner: &mut Inner) {
+    pub(super) fn progress_connect(&self, inner: &mut StreamState) {
         let outcome = match self.channel.try_get() {
             Ok(None) => return,
             Ok(Some(event)) if event.kind == EventKind::Established => {

@@ -1,6 +1,6 @@
 //! The queue pair under a stream, with its memory and its completions.
 
-use super::{Inner, Phase};
+use super::{Phase, StreamState};
 use crate::options::Options;
 use crate::process::Process;
 use crate::wait::in_turn;
@@ -33,7 +33,7 @@ const SPARE_RECEIVES: u32 = 2 * CONTROL_REQUESTS;
 const RECEIVE: u64 = 1 << 63;
 
 /// A connected, or connecting, queue pair.
-pub(crate) struct Link {
+pub(crate) struct StreamLink {
     pub(crate) stream: proto::Stream,
     pub(crate) queue_pair: Arc<QueuePair>,
     pub(crate) queue: Arc<CompletionQueue>,
@@ -49,7 +49,7 @@ pub(crate) struct Link {
     mappings: u16,
 }
 
-impl Link {
+impl StreamLink {
     /// A queue pair for `identifier`, whose device is known, with all its receives posted.
     pub(crate) fn new(identifier: &Identifier, options: &Options) -> Result<Self> {
         let device = identifier.device().ok_or_else(|| Error::invalid("the socket has no device yet"))?;
@@ -267,7 +267,7 @@ fn send_of<'a>(word: &'a [u8; WORD], id: u64, room: &'a mut [&'a [u8]; 1]) -> Se
     }
 }
 
-impl Inner {
+impl StreamState {
     /// Takes in what has completed, and gives the peer what is due.
     pub(crate) fn process(&mut self) {
         self.has_more = in_turn(|| self.take_in());
@@ -309,7 +309,7 @@ impl Inner {
 }
 
 /// The connection has failed.
-fn fail(link: &mut Link, phase: &mut Phase, error: &mut i32, errno: i32, why: &dyn std::fmt::Display) {
+fn fail(link: &mut StreamLink, phase: &mut Phase, error: &mut i32, errno: i32, why: &dyn std::fmt::Display) {
     if *phase == Phase::Open {
         adverb_core::log!(Warn, "an rsocket has failed: {why}");
         (*phase, *error) = (Phase::Failed, errno);
@@ -317,7 +317,7 @@ fn fail(link: &mut Link, phase: &mut Phase, error: &mut i32, errno: i32, why: &d
     link.stream.close();
 }
 
-impl Link {
+impl StreamLink {
     fn sent(&mut self, completion: &Completion, phase: &mut Phase, error: &mut i32) {
         let done = self.stream.completed(completion.wr_id);
         if completion.status != Status::Success {

@@ -1,6 +1,6 @@
 //! Memory that the peer writes directly (riomap, riounmap and riowrite of rsocket(7)).
 
-use super::{Inner, Phase, Stream};
+use super::{Phase, Stream, StreamState};
 use crate::vector::Vector;
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::error::{Error, Result};
@@ -33,7 +33,7 @@ impl Stream {
     pub unsafe fn map(&self, address: usize, length: usize, protection: i32, offset: i64) -> Result<i64> {
         let _whole = CancellationGuard::new();
         let mut inner = self.lock();
-        let Inner { link, mapped, .. } = &mut *inner;
+        let StreamState { link, mapped, .. } = &mut *inner;
         let Some(link) = link.as_ref().filter(|_| protection & !libc::PROT_WRITE == 0) else {
             return Err(Error::invalid(
                 "memory is mapped on a connected socket, for PROT_NONE or PROT_WRITE",
@@ -108,7 +108,7 @@ impl Stream {
     }
 }
 
-impl Inner {
+impl StreamState {
     /// Tells the peer of new mappings. Whether it knows of all.
     pub(super) fn send_mappings(&mut self) -> Result<bool> {
         if self.mapped.iter().all(|mapped| !mapped.untold) {

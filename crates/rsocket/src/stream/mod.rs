@@ -17,7 +17,7 @@ use adverb_core::cm::{EventChannel, Identifier, PortSpace};
 use adverb_core::cq::Attendance;
 use adverb_core::error::{Error, Result};
 use keepalive::Keepalive;
-use link::Link;
+use link::StreamLink;
 pub(crate) use link::queue_pair;
 use mapping::MappedRegion;
 use std::net::SocketAddr;
@@ -31,16 +31,16 @@ pub struct Stream {
     pub(crate) flags: Flags,
     waiters: Waiters,
     keepalive: Keepalive,
-    inner: Mutex<Inner>,
+    inner: Mutex<StreamState>,
     this: Weak<Stream>,
 }
 
 /// What the lock of a stream guards.
-pub(crate) struct Inner {
+pub(crate) struct StreamState {
     pub(crate) phase: Phase,
     pub(crate) options: Options,
     /// From the attempt to connect on.
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<StreamLink>,
     listener: Option<Arc<Listener>>,
     mapped: Vec<MappedRegion>,
     /// For SO_ERROR.
@@ -87,10 +87,10 @@ impl Stream {
         flags: Flags,
         options: Options,
         phase: Phase,
-        link: Option<Link>,
+        link: Option<StreamLink>,
     ) -> Arc<Self> {
         let (listener, mapped) = (None, Vec::new());
-        let inner = Inner { phase, options, link, listener, mapped, error: 0, has_more: false };
+        let inner = StreamState { phase, options, link, listener, mapped, error: 0, has_more: false };
         Arc::new_cyclic(|this| Self {
             channel,
             identifier,
@@ -107,7 +107,7 @@ impl Stream {
         self.channel.descriptor()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, StreamState> {
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -138,7 +138,11 @@ impl Stream {
     }
 
     /// Tries `attempt` until it says something; sleeps in between, unless the socket or the call is not to block: EAGAIN.
-    fn blocking<T>(&self, flags: i32, mut attempt: impl FnMut(&mut Inner) -> Result<Option<T>>) -> Result<T> {
+    fn blocking<T>(
+        &self,
+        flags: i32,
+        mut attempt: impl FnMut(&mut StreamState) -> Result<Option<T>>,
+    ) -> Result<T> {
         let nonblocking = self.flags.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
         blocking(self, nonblocking, || attempt(&mut self.lock()))
     }

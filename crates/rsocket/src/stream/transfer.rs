@@ -1,6 +1,6 @@
 //! Sending and receiving (send(2), recv(2)).
 
-use super::{Inner, Link, Phase, Stream, not_connected};
+use super::{Phase, Stream, StreamLink, StreamState, not_connected};
 use crate::vector::Vector;
 use adverb_core::error::{Error, PostError, Result};
 use adverb_core::request::{Data, Sge};
@@ -86,8 +86,8 @@ impl Stream {
     }
 }
 
-impl Inner {
-    pub(super) fn link(&mut self) -> Result<&mut Link> {
+impl StreamState {
+    pub(super) fn link(&mut self) -> Result<&mut StreamLink> {
         self.link.as_mut().ok_or_else(not_connected)
     }
 
@@ -102,7 +102,7 @@ impl Inner {
     }
 }
 
-impl Link {
+impl StreamLink {
     /// Sends what was offered of `data`.
     pub(super) fn transfer(&mut self, data: &mut Vector<'_>, offer: &Offer) -> Result<()> {
         let posted = if offer.place.first.1 == 0 {

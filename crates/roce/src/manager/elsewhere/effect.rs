@@ -1,7 +1,7 @@
 //! Notices of others in any order, and what they change: a request goes to the port in a notice that knows the request, and nothing else happens.
 
 use super::super::host::Notices;
-use super::super::{Host, Manager};
+use super::super::{Manager, ManagerHost};
 use super::notice;
 use crate::gsi::{MadHandler, MadSource};
 use crate::lock;
@@ -32,7 +32,7 @@ fn peer(number: usize) -> IpAddr {
 #[derive(Default)]
 struct Silent(Mutex<Vec<(SocketAddr, [u8; MAD_LEN])>>);
 
-impl Host for Silent {
+impl ManagerHost for Silent {
     fn block(&self) -> Result<u16> {
         Ok(9)
     }
