@@ -267,12 +267,12 @@ pub fn receivers<'a, T>(rules: &'a [(FlowRule, T)], headers: &Headers) -> Vec<&'
 }
 
 /// A rule in force. Dropping it ends it.
-pub struct Flow {
+pub struct ActiveFlow {
     pair: Arc<QueuePair>,
     number: u64,
 }
 
-impl Flow {
+impl ActiveFlow {
     /// Puts a rule into force that steers to `pair` (ibv_create_flow(3)).
     ///
     /// # Errors
@@ -292,7 +292,7 @@ impl Flow {
     }
 }
 
-impl Drop for Flow {
+impl Drop for ActiveFlow {
     fn drop(&mut self) {
         self.pair.endpoint().detach_flow(self.number);
         self.pair.flows().leave();

@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 
 use adverb_core::flow::{
-    EthernetFields, Flow, FlowKind, FlowRule, FlowSpec, Ipv4Fields, Ipv6Fields, PortPair,
+    ActiveFlow, EthernetFields, FlowKind, FlowRule, FlowSpec, Ipv4Fields, Ipv6Fields, PortPair,
 };
 use adverb_core::qp::Service;
 
@@ -24,7 +24,7 @@ use crate::object::Object;
 use crate::qp::PairObject;
 
 /// A rule in force as C sees it.
-pub type FlowObject = Object<ibv_flow, Flow>;
+pub type FlowObject = Object<ibv_flow, ActiveFlow>;
 
 /// Puts a rule into force (`ibv_create_flow(3)`): NULL and `errno`, `EOPNOTSUPP` for devices, queue pairs, conditions and actions without
 /// flow steering, `EINVAL` for what is malformed.
@@ -47,7 +47,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
     let Some(pair) = (unsafe { PairObject::get(qp) }) else { return fail_null(libc::EINVAL) };
     // SAFETY: the caller's promise.
     let made = unsafe { rule(attr) }
-        .and_then(|rule| Flow::new(&pair.inner.core, rule).map_err(|error| refusal(&error)));
+        .and_then(|rule| ActiveFlow::new(&pair.inner.core, rule).map_err(|error| refusal(&error)));
     match made {
         Ok(flow) => {
             let c = ibv_flow { comp_mask: 0, context: pointer, handle: next_handle() };
