@@ -6,6 +6,8 @@
 mod paths;
 mod table;
 
+pub(crate) use paths::item_of_tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -45,9 +47,7 @@ struct Arrow {
 /// # Errors
 /// The table, or a file, cannot be read.
 pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
-    let document = root.join(DOCUMENT);
-    let text = fs::read_to_string(&document).map_err(|error| format!("{}: {error}", document.display()))?;
-    let table = Table::parse(&text).map_err(|error| format!("{DOCUMENT}: {error}"))?;
+    let table = table(root)?;
     let mut arrows = BTreeMap::new();
     for source in sources(root).map_err(|error| format!("crates: {error}"))? {
         let text = fs::read_to_string(root.join(&source.file))
@@ -82,6 +82,27 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
     let failed = usize::from(!wrong.is_empty());
     let _ = writeln!(text, "\ntest result: {verdict}. {} passed; {failed} failed; 0 ignored", 1 - failed);
     Ok((text, wrong.is_empty()))
+}
+
+/// The name of the row that each file belongs to, of files that ship and have one.
+///
+/// # Errors
+/// The table, or a file, cannot be read.
+pub(crate) fn rows_of_files(root: &Path) -> Result<BTreeMap<PathBuf, String>, String> {
+    let table = table(root)?;
+    let sources = sources(root).map_err(|error| format!("crates: {error}"))?.into_iter();
+    let rows = sources.filter_map(|source| {
+        let (_, row) = table.find(&Room { part: source.part, module: source.module })?;
+        Some((source.file, table.rows[row].name.clone()))
+    });
+    Ok(rows.collect())
+}
+
+/// The table in the document.
+fn table(root: &Path) -> Result<Table, String> {
+    let document = root.join(DOCUMENT);
+    let text = fs::read_to_string(&document).map_err(|error| format!("{}: {error}", document.display()))?;
+    Table::parse(&text).map_err(|error| format!("{DOCUMENT}: {error}"))
 }
 
 /// What is wrong, a line each.
@@ -165,7 +186,7 @@ fn sources(root: &Path) -> io::Result<Vec<Source>> {
 }
 
 /// The Rust files below `folder`, in the order of their names.
-fn walk(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+pub(crate) fn walk(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     let mut entries = fs::read_dir(root.join(folder))?.collect::<io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {

@@ -6,6 +6,7 @@ mod instructions;
 mod layers;
 mod licences;
 mod linked;
+mod names;
 mod release;
 mod specs;
 mod stacks;
@@ -21,6 +22,7 @@ usage: cargo xtask specs [--list]
        cargo xtask instructions [--renew]
        cargo xtask stacks
        cargo xtask layers
+       cargo xtask names
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
@@ -31,6 +33,7 @@ usage: cargo xtask specs [--list]
   --renew  write what is counted there
   stacks   check that the release libraries are content with the smallest stacks that threads can have
   layers   check that no part of the code knows one above it, by the table in ARCHITECTURE.md
+  names    check that no type is named by a participle alone, that limits say their subject, and that the public types of a layer have names of their own
 ";
 
 fn main() -> ExitCode {
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         ["release"] => ("release", release::run(&root()).map(|output| (output, true))),
         ["instructions"] => ("instructions", instructions::run(&root(), false)),
         ["layers"] => ("layers", layers::run(&root())),
+        ["names"] => ("names", names::run(&root())),
         ["stacks"] => ("stacks", stacks::run(&root())),
         ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),
         _ => {

@@ -83,7 +83,7 @@ pub(super) fn modules_of_tests(text: &str) -> Vec<String> {
 }
 
 /// The length of an item that has an attribute by which only tests and models have it.
-fn item_of_tests(tokens: &[TokenTree]) -> Option<usize> {
+pub(crate) fn item_of_tests(tokens: &[TokenTree]) -> Option<usize> {
     let [TokenTree::Punct(sign), TokenTree::Group(attribute), rest @ ..] = tokens else { return None };
     if sign.as_char() != '#' || !is_for_tests(&attribute.stream().to_string()) {
         return None;

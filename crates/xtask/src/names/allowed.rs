@@ -1,0 +1,105 @@
+//! Exceptions, each with its reason. One that is not needed any more fails the check.
+
+/// A name that is refused elsewhere.
+#[derive(Clone, Copy)]
+pub(super) struct Exception {
+    /// The beginning of the file's path.
+    pub(super) below: &'static str,
+    pub(super) names: &'static [&'static str],
+    /// For readers.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for a test"))]
+    pub(super) reason: &'static str,
+}
+
+/// Types that may be called by a participle alone.
+pub(super) const PARTICIPLES: &[Exception] = &[
+    Exception {
+        below: "crates/adverb/src/request.rs",
+        names: &["Rejected"],
+        reason: "a part of the API that is published",
+    },
+    Exception { below: "crates/cli/src/trace", names: &["Done", "Merged", "Traced"], reason: "to do" },
+    Exception { below: "crates/core/src/heard.rs", names: &["Heard"], reason: "to do, with crates/watch" },
+    Exception { below: "crates/core/src/watch.rs", names: &["Begun"], reason: "to do, with crates/watch" },
+    Exception {
+        below: "crates/libibverbs/src/seam",
+        names: &["Completed", "Posted"],
+        reason: "to do, with crates/watch",
+    },
+    Exception { below: "crates/proto/tests/ib_pair.rs", names: &["Seed"], reason: "a noun" },
+    Exception { below: "crates/roce/src/net.rs", names: &["Feed"], reason: "a noun" },
+    Exception {
+        below: "crates/watch",
+        names: &[
+            "Begun", "Broken", "Chosen", "Counted", "Ended", "Failed", "Found", "Freed", "Gathered", "Gone",
+            "Held", "Known", "Made", "Refused", "Seen", "Shown", "Spread", "Timed", "Told", "Traced",
+            "Written",
+        ],
+        reason: "to do",
+    },
+    Exception {
+        below: "crates/wire/src/ddp.rs",
+        names: &["Tagged", "Untagged"],
+        reason: "the two kinds of segment in RFC 5041",
+    },
+];
+
+/// Constants that may be called by these words alone.
+pub(super) const CONSTANTS: &[Exception] =
+    &[Exception { below: "crates/watch", names: &["PATIENCE"], reason: "to do" }];
+
+/// Names that several public types of a layer may have.
+#[derive(Clone, Copy)]
+pub(super) struct Homonym {
+    /// As the table in ARCHITECTURE.md calls it.
+    pub(super) layer: &'static str,
+    pub(super) names: &'static [&'static str],
+    /// For readers.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for a test"))]
+    pub(super) reason: &'static str,
+}
+
+pub(super) const NAMESAKES: &[Homonym] = &[
+    Homonym {
+        layer: "command",
+        names: &["Args"],
+        reason: "of each command its arguments, as is usual with clap",
+    },
+    Homonym { layer: "observers", names: &["Format", "Kind", "Seen", "Trace"], reason: "to do" },
+    Homonym {
+        layer: "front ends",
+        names: &["Failure", "Original"],
+        reason: "two preloaded libraries that share no code do the same",
+    },
+    Homonym {
+        layer: "transports, sockets",
+        names: &[
+            "Behind",
+            "By",
+            "Channel",
+            "ChannelSnapshot",
+            "Endpoint",
+            "Incoming",
+            "KeptReads",
+            "Lane",
+            "Manager",
+            "Socket",
+        ],
+        reason: "each transport has one, and they mean the same there",
+    },
+    Homonym {
+        layer: "no input or output",
+        names: &["Config", "Offer", "Outbound", "Reply", "Request", "Responder", "Source"],
+        reason: "words of the standards, in the module of each protocol",
+    },
+    Homonym {
+        layer: "no input or output",
+        names: &["Segment"],
+        reason: "of DDP, and of shared memory: both are the field's words",
+    },
+    Homonym {
+        layer: "formats",
+        names: &["Opcode"],
+        reason: "of InfiniBand and of RDMAP, whose standards call it so",
+    },
+];
