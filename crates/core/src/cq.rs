@@ -11,11 +11,11 @@ use crate::fork::ForkGeneration;
 use crate::inspect::{AnswerLine, Kind};
 use crate::late::Late;
 use crate::lock::{Lock, LockGuard};
-use crate::memory::{Giver, RingKind, Storage};
+use crate::memory::{RingAllocator, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::signals::{Interruption, Interruptions, SignalMask};
-use crate::users::Users;
+use crate::users::DependentCount;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
@@ -27,7 +27,7 @@ pub trait Lane: Send + Sync {
     fn poll(&self) -> bool;
     /// A poll gives the program completions of a queue of this lane, whoever has taken in what they are about. Only after [`tell_of_finds`].
     fn found(&self) {}
-    /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits for company leaves.
+    /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits to be gathered leaves.
     fn settle(&self) {}
     /// Whether it lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
     fn lasts(&self) -> bool {
@@ -68,7 +68,7 @@ pub struct CompletionChannel {
     seat: Seat,
     events: EventQueue<Weak<CompletionQueue>>,
     interruptions: Interruptions,
-    users: Users,
+    users: DependentCount,
 }
 
 impl CompletionChannel {
@@ -79,7 +79,7 @@ impl CompletionChannel {
             seat: Seat::take(context),
             events: EventQueue::new()?,
             interruptions: Interruptions::default(),
-            users: Users::new(),
+            users: DependentCount::new(),
         }))
     }
 
@@ -216,7 +216,7 @@ pub struct CompletionQueue {
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
     arming: Arming,
-    giver: Giver,
+    giver: RingAllocator,
     moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     /// The first lane that lasts, and whether it is the only one: then polls take no lock.
@@ -231,7 +231,7 @@ pub struct CompletionQueue {
     vain: AtomicU32,
     /// All polls; not exact when several threads poll.
     polls: AtomicU32,
-    users: Users,
+    users: DependentCount,
     delivered: AtomicU32,
     cookie: AtomicU64,
     number: u32,
@@ -263,7 +263,7 @@ impl Drop for Attendance {
     }
 }
 
-fn ring_of(room: usize, giver: &Giver) -> Result<Storage<Completion>> {
+fn ring_of(room: usize, giver: &RingAllocator) -> Result<Storage<Completion>> {
     Storage::new(room, Completion::default, giver, RingKind::CompletionQueue)
 }
 
@@ -288,7 +288,7 @@ impl CompletionQueue {
         context: &Arc<Context>,
         entries: u32,
         channel: Option<Arc<CompletionChannel>>,
-        giver: Giver,
+        giver: RingAllocator,
     ) -> Result<Arc<Self>> {
         context.born.check()?;
         let ring = ring_of(Self::check_size(context, entries)?, &giver)?;
@@ -326,7 +326,7 @@ impl CompletionQueue {
             timestamps: AtomicBool::new(false),
             vain: AtomicU32::new(0),
             polls: AtomicU32::new(0),
-            users: Users::new(),
+            users: DependentCount::new(),
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
             this: this.clone(),
@@ -426,7 +426,7 @@ impl CompletionQueue {
     }
 
     /// Queue pairs and shared receive queues that complete here.
-    pub fn users(&self) -> &Users {
+    pub fn users(&self) -> &DependentCount {
         &self.users
     }
 
@@ -718,7 +718,7 @@ impl CompletionQueue {
     /// A completion has come that the program has armed the queue for.
     #[cold]
     fn wake(&self, has_failed: bool) {
-        // A failure does not wait for company.
+        // A failure does not wait to be gathered.
         if has_failed || !self.moderation.holds(&self.this) {
             self.tell();
         }

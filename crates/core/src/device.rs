@@ -12,7 +12,7 @@ use crate::qp::Path;
 use crate::region::{DeviceMemory, ProtectionDomain};
 use crate::registry::Registry;
 use crate::transport::Transport;
-use crate::users::Users;
+use crate::users::DependentCount;
 use crate::xrc::Members;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -27,17 +27,17 @@ pub struct Device {
     counters: &'static Counters,
     born: ForkGeneration,
     /// Protection domains that exist.
-    pub(crate) domains: Users,
+    pub(crate) domains: DependentCount,
     /// Memory windows that exist.
-    pub(crate) windows: Users,
+    pub(crate) windows: DependentCount,
     /// Bytes of device memory that are taken.
     pub(crate) device_memory: AtomicU64,
     /// Completion queues that exist.
-    pub(crate) completion_queues: Users,
+    pub(crate) completion_queues: DependentCount,
     /// Shared receive queues that exist.
-    pub(crate) shared_receive_queues: Users,
+    pub(crate) shared_receive_queues: DependentCount,
     /// Address handles that exist.
-    pub(crate) address_handles: Users,
+    pub(crate) address_handles: DependentCount,
     /// XRC domains that somebody has open.
     pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
     /// Whether a queue pair has the right to count what is posted in the cheap way.
@@ -62,12 +62,12 @@ impl Device {
             transport,
             counters,
             born: ForkGeneration::now(),
-            domains: Users::new(),
-            windows: Users::new(),
+            domains: DependentCount::new(),
+            windows: DependentCount::new(),
             device_memory: AtomicU64::new(0),
-            completion_queues: Users::new(),
-            shared_receive_queues: Users::new(),
-            address_handles: Users::new(),
+            completion_queues: DependentCount::new(),
+            shared_receive_queues: DependentCount::new(),
+            address_handles: DependentCount::new(),
             xrc_domains: Mutex::default(),
             counting: Arc::default(),
             contexts: Registry::default(),
@@ -148,7 +148,7 @@ impl Device {
             engine,
             events: EventQueue::new()?,
             born: ForkGeneration::now(),
-            users: Users::new(),
+            users: DependentCount::new(),
             shared: Mutex::default(),
             identity: AtomicU64::new(0),
             secret: crate::random::word(),
@@ -187,7 +187,7 @@ pub struct Context {
     engine: &'static Engine,
     events: EventQueue<AsyncEvent>,
     pub(crate) born: ForkGeneration,
-    pub(crate) users: Users,
+    pub(crate) users: DependentCount,
     shared: Mutex<ImportableObjects>,
     identity: AtomicU64,
     secret: u64,

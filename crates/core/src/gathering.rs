@@ -1,4 +1,4 @@
-//! Posts that wait for company: while a program polls, its posts between two polls may leave together.
+//! Posts that wait to be gathered: while a program polls, its posts between two polls may leave together.
 //!
 //! A transport decides which posts are *put off*. The next thread that visits the lane sends them: a thread that polls, that posts, or that takes in an
 //! acknowledgement. For that it looks at one word, `state`; no system call is made. A timer of the background thread runs from the first post that is put off
@@ -123,7 +123,7 @@ impl Gathering {
         self.last.load(Ordering::Relaxed) != self.visits.load(Ordering::Relaxed)
     }
 
-    /// A post waits for company. It is visible to other threads already.
+    /// A post waits to be gathered. It is visible to other threads already.
     #[inline]
     pub fn put_off(self: &Arc<Self>) {
         // A swap even where the word is WAITING already: the thread that takes it then sees this post, too.

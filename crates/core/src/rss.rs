@@ -5,7 +5,7 @@ use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::flow::Headers;
 use crate::srq::SharedReceiveQueue;
-use crate::users::Users;
+use crate::users::DependentCount;
 use bitflags::bitflags;
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Hash {
 /// The work queues that a hash chooses from (ibv_create_rwq_ind_table(3)).
 pub struct IndirectionTable {
     queues: Vec<Arc<SharedReceiveQueue>>,
-    users: Users,
+    users: DependentCount,
 }
 
 impl IndirectionTable {
@@ -83,11 +83,11 @@ impl IndirectionTable {
             ));
         }
         queues.iter().for_each(|queue| queue.users().enter());
-        Ok(Arc::new(Self { queues, users: Users::new() }))
+        Ok(Arc::new(Self { queues, users: DependentCount::new() }))
     }
 
     /// Queue pairs that use it.
-    pub fn users(&self) -> &Users {
+    pub fn users(&self) -> &DependentCount {
         &self.users
     }
 

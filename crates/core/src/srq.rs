@@ -6,11 +6,11 @@ use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::ForkGeneration;
 use crate::lock::{Lock, LockGuard};
-use crate::memory::{Giver, RingKind};
+use crate::memory::{RingAllocator, RingKind};
 use crate::qp::{GrowingSlots, ReceiveWork};
 use crate::region::ProtectionDomain;
 use crate::request::{ReceiveRequest, Sge};
-use crate::users::Users;
+use crate::users::DependentCount;
 use crate::xrc::XrcDomain;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct SharedReceiveQueue {
     /// How many receives wait, and how many may be taken: for a look by another process, which must not take the lock from the threads that use it.
     waiting: AtomicU32,
     room: AtomicU32,
-    users: Users,
+    users: DependentCount,
     /// Of XRC, and of work queues.
     extended: Option<Extension>,
     /// A work queue that is not ready: nothing takes its receives.
@@ -84,7 +84,7 @@ impl SharedReceiveQueue {
     pub fn new_in(
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
-        giver: Giver,
+        giver: RingAllocator,
     ) -> Result<Arc<Self>> {
         Self::build(domain, sizes, None, giver)
     }
@@ -99,7 +99,7 @@ impl SharedReceiveQueue {
         sizes: SharedReceiveQueueAttributes,
         xrc_domain: &Arc<XrcDomain>,
         cq: &Arc<CompletionQueue>,
-        giver: Giver,
+        giver: RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         if !Arc::ptr_eq(cq.context(), context) || !Arc::ptr_eq(xrc_domain.context(), context) {
@@ -125,7 +125,7 @@ impl SharedReceiveQueue {
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         cq: &Arc<CompletionQueue>,
-        giver: Giver,
+        giver: RingAllocator,
     ) -> Result<Arc<Self>> {
         if !Arc::ptr_eq(cq.context(), domain.context()) {
             return Err(Error::invalid("completion queue and protection domain are of different contexts"));
@@ -146,7 +146,7 @@ impl SharedReceiveQueue {
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         extended: Option<Extension>,
-        giver: Giver,
+        giver: RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -191,7 +191,7 @@ impl SharedReceiveQueue {
             }),
             waiting: AtomicU32::new(0),
             room: AtomicU32::new(room as u32),
-            users: Users::new(),
+            users: DependentCount::new(),
             extended,
             is_paused: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
@@ -225,7 +225,7 @@ impl SharedReceiveQueue {
     }
 
     /// Queue pairs that take receives here.
-    pub fn users(&self) -> &Users {
+    pub fn users(&self) -> &DependentCount {
         &self.users
     }
 

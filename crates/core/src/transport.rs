@@ -137,7 +137,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
-    /// The calling thread is about to post. What it owes to peers by other queue pairs leaves first. No other thread sees the posts yet, and no lock is held.
+    /// The calling thread is about to post. What is pending for peers by other queue pairs leaves first. No other thread sees the posts yet, and no lock is held.
     #[inline]
     fn before_post(&self) {}
 
@@ -162,7 +162,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Does what [`TakenOver::Sent`] has asked for. With no lock of the queue pair.
     fn follow_up(&self) {}
 
-    /// The program is about to change or end the queue pair: what has been posted before and waits for company leaves, as far as there is room.
+    /// The program is about to change or end the queue pair: what has been posted before and waits to be gathered leaves, as far as there is room.
     fn send_off(&self) {}
 
     /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How many objects depend on this one.
 #[derive(Debug)]
-pub struct Users(AtomicUsize);
+pub struct DependentCount(AtomicUsize);
 
-impl Users {
+impl DependentCount {
     pub(crate) fn new() -> Self {
         Self(AtomicUsize::new(0))
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::qp::{QueuePair, Service};
 use crate::region::ProtectionDomain;
 use crate::srq::SharedReceiveQueue;
-use crate::users::Users;
+use crate::users::DependentCount;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -35,7 +35,7 @@ pub struct XrcDomainOptions {
 pub struct XrcDomain {
     seat: Seat,
     members: Arc<Members>,
-    users: Users,
+    users: DependentCount,
 }
 
 /// The domain behind all that have it open.
@@ -89,7 +89,7 @@ impl XrcDomain {
             }
         };
         drop(all);
-        Ok(Arc::new(Self { seat: Seat::take(context), members, users: Users::new() }))
+        Ok(Arc::new(Self { seat: Seat::take(context), members, users: DependentCount::new() }))
     }
 
     /// The context it was opened on.
@@ -98,7 +98,7 @@ impl XrcDomain {
     }
 
     /// Shared receive queues and target queue pairs that were made or opened with it: closing is EBUSY while there are any.
-    pub fn users(&self) -> &Users {
+    pub fn users(&self) -> &DependentCount {
         &self.users
     }
 

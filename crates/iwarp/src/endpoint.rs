@@ -484,7 +484,7 @@ impl Endpoint {
         self.tell_if_full();
     }
 
-    /// Whether posts wait for company, or for room in the socket, or for reads.
+    /// Whether posts wait to be gathered, or for room in the socket, or for reads.
     #[inline]
     pub(crate) fn has_put_off(&self) -> bool {
         self.posts.wait(&self.queues.send)
@@ -531,7 +531,7 @@ impl Endpoint {
 impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        // What needs no system call waits for no company.
+        // What needs no system call is not gathered.
         let needs_no_call = self.is_direct.load(Ordering::Relaxed) || self.is_beside.load(Ordering::Relaxed);
         if needs_no_call || !self.posts.put_off(&self.queues, self.lane.gathering()) {
             self.transmit_now();

@@ -1,4 +1,4 @@
-//! Which posts wait for company ([`adverb_core::gathering`]), until there are enough for a good write: those behind the first since a poll, and those of a program that
+//! Which posts wait to be gathered ([`adverb_core::gathering`]), until there are enough for a good write: those behind the first since a poll, and those of a program that
 //! takes completions of earlier requests one by one, while more of them wait.
 //!
 //! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would need a system call to learn of them.

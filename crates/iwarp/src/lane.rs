@@ -71,7 +71,7 @@ pub(crate) struct Lane {
     members: RwLock<Members>,
     /// Says whether the background thread watches the lane's sockets.
     guard: Arc<Guard>,
-    /// Says whether posts wait for company.
+    /// Says whether posts wait to be gathered.
     gathering: Arc<Gathering>,
     /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
     host: Arc<LocalHost>,
@@ -109,7 +109,7 @@ impl Members {
         }
     }
 
-    /// What waits for company leaves.
+    /// What waits to be gathered leaves.
     #[cold]
     fn send_off(&self) {
         self.list.iter().filter(|member| member.has_put_off()).for_each(|member| member.send());
@@ -224,13 +224,13 @@ impl Lane {
         self.guard.received_in_background();
     }
 
-    /// Says whether posts wait for company.
+    /// Says whether posts wait to be gathered.
     #[inline]
     pub(crate) fn gathering(&self) -> &Arc<Gathering> {
         &self.gathering
     }
 
-    /// The program is about to sleep: what waits for company leaves, and nothing does until it polls again.
+    /// The program is about to sleep: what waits to be gathered leaves, and nothing does until it polls again.
     fn rest(&self) {
         if self.gathering.rest() {
             self.send_off();

@@ -227,18 +227,18 @@ impl Rx {
     }
 
     /// Whether messages have come without TCP that wait for something other than bytes by TCP: the end of that is not yet theirs.
-    pub(crate) fn has_last_words(&self) -> bool {
+    pub(crate) fn has_final_frames(&self) -> bool {
         self.postponed.is_some() && self.has_waiting()
     }
 
-    /// TCP has failed: the connection ends once [`has_last_words`](Self::has_last_words) is false.
+    /// TCP has failed: the connection ends once [`has_final_frames`](Self::has_final_frames) is false.
     pub(crate) fn loses(&mut self, error: io::Error) {
         self.lost.get_or_insert(error);
     }
 
     /// Takes in what the socket has, up to a slice.
     pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> TakeEffect {
-        // What a message owes that has been taken in at once.
+        // What is pending for a message that has been taken in at once.
         let transmit = std::mem::take(&mut self.owes_send);
         let mut taken = TakeEffect { transmit, ring: self.takes_ring(), ..TakeEffect::default() };
         let goes_on = match self.postponed {
@@ -337,7 +337,7 @@ impl Rx {
             self.carry = Vec::new();
         }
         // What has come before the end may wait.
-        let waits = self.has_last_words();
+        let waits = self.has_final_frames();
         if let Some(error) = self.lost.take_if(|_| !waits) {
             return Err(Cause::Lost(error));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use adverb_core::error::Error;
 use adverb_core::export::Remote;
-use adverb_core::memory::Giver;
+use adverb_core::memory::RingAllocator;
 use adverb_core::region::ProtectionDomain;
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
@@ -67,7 +67,7 @@ impl DomainSide {
     }
 
     /// Who gives the memory of the queues that are made in it.
-    pub(crate) fn giver(&self) -> Giver {
+    pub(crate) fn giver(&self) -> RingAllocator {
         self.callbacks.clone().map(|callbacks| callbacks as _)
     }
 }

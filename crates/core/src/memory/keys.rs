@@ -99,7 +99,7 @@ pub(crate) enum Kind {
     /// Nobody's: every address is as good as another, and leads nowhere.
     Null,
     /// Ours, and nobody changes them while a request in flight reads them.
-    Steady,
+    Immutable,
 }
 
 /// What a memory window is bound to.
@@ -631,10 +631,10 @@ impl Span<'_> {
     }
 
     /// The bytes, if nobody changes them while a request in flight reads them: a transport that checksums what it sends need not copy them.
-    pub fn steady(&self) -> Option<&[u8]> {
+    pub fn immutable(&self) -> Option<&[u8]> {
         // SAFETY: we are counted as a user, or waited for as one, so nobody writes the entry.
         let entry = unsafe { self.slot.entry.get() };
-        if entry.kind != Kind::Steady {
+        if entry.kind != Kind::Immutable {
             return None;
         }
         // SAFETY: the owner of the region has promised that they are mapped, and that nobody writes to them while a request reads them; the

@@ -32,6 +32,6 @@ pub use permitted::Mappings;
 pub use published::{MappableBytes, PublishedBytes, Publisher};
 pub use reader::Reader;
 pub use source::{Claim, CopyError, Missing, NoClaim, Piece, SharedBytes, Source};
-pub use storage::{Allocation, Allocator, Giver, RingKind};
+pub use storage::{Allocation, Allocator, RingAllocator, RingKind};
 pub(crate) use storage::{RingRelease, Storage};
 pub use window::{Bind, WindowType};

@@ -49,7 +49,7 @@ pub unsafe trait Allocator: Send + Sync {
 }
 
 /// Who gives the memory of a queue's rings; nobody: we do.
-pub type Giver = Option<Arc<dyn Allocator>>;
+pub type RingAllocator = Option<Arc<dyn Allocator>>;
 
 /// As of a cache line: parts of a ring share none with anything else.
 const ALIGNMENT: usize = 64;
@@ -61,7 +61,7 @@ pub(crate) struct Storage<T> {
     blank: fn() -> T,
     /// Whether they lie in memory of the program.
     is_given: AtomicBool,
-    giver: Giver,
+    giver: RingAllocator,
     kind: RingKind,
 }
 
@@ -95,7 +95,12 @@ impl<T> Storage<T> {
     ///
     /// # Errors
     /// ENOMEM where the allocator has no memory.
-    pub(crate) fn new(length: usize, blank: fn() -> T, giver: &Giver, kind: RingKind) -> Result<Self> {
+    pub(crate) fn new(
+        length: usize,
+        blank: fn() -> T,
+        giver: &RingAllocator,
+        kind: RingKind,
+    ) -> Result<Self> {
         const { assert!(!needs_drop::<T>() && align_of::<T>() <= ALIGNMENT) }
         let size = length * size_of::<T>();
         let given = match giver {
@@ -207,7 +212,7 @@ pub(crate) mod tests {
     #[test]
     fn memory_goes_back_once_and_early() {
         let counting = Arc::new(Counting::default());
-        let giver: Giver = Some(counting.clone());
+        let giver: RingAllocator = Some(counting.clone());
         let blank = || AtomicU64::new(7);
         let storage = Storage::new(5, blank, &giver, RingKind::QueuePair).unwrap();
         let held = || counting.given.lock().unwrap().values().map(|given| given.0.size()).sum::<usize>();
@@ -228,7 +233,7 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_given_is_out_of_memory() {
-        let giver: Giver = Some(Arc::new(Counting { most: Some(0), ..Counting::default() }));
+        let giver: RingAllocator = Some(Arc::new(Counting { most: Some(0), ..Counting::default() }));
         let refused = Storage::new(1, || 0u8, &giver, RingKind::CompletionQueue).err().unwrap();
         assert_eq!(refused.errno(), libc::ENOMEM);
     }

@@ -432,7 +432,7 @@ mod tests {
     fn what_no_table_of_peers_has_is_closed() {
         assert!(may_be_shown(Kind::Program, false));
         assert!(!may_be_shown(Kind::Program, true));
-        assert!(!may_be_shown(Kind::Null, false) && !may_be_shown(Kind::Steady, false));
+        assert!(!may_be_shown(Kind::Null, false) && !may_be_shown(Kind::Immutable, false));
         assert!(!by_file(Access::ON_DEMAND, || true) && !by_file(Access::REMOTE, || false));
         assert!(by_common(Access::REMOTE, false, || true) && !by_common(Access::REMOTE, false, || false));
         assert!(!by_common(Access::ON_DEMAND, false, || true) && !by_common(Access::REMOTE, true, || true));

@@ -36,7 +36,7 @@ impl<'a> SendBatch<'a> {
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
-        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls tell nobody what they find, nothing is owed.
+        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls tell nobody what they find, nothing is pending.
         // PRACTICE-ORDER-1
         if are_finds_told() {
             endpoint.before_post();

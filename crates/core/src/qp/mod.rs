@@ -28,13 +28,13 @@ use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::failure::FailureListener;
 use crate::late;
-use crate::memory::Giver;
+use crate::memory::RingAllocator;
 use crate::region::ProtectionDomain;
 use crate::request::{ReceiveRequest, SendRequest};
 use crate::rss::{Hash, IndirectionTable};
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Endpoint;
-use crate::users::Users;
+use crate::users::DependentCount;
 use crate::xrc::XrcDomain;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ pub struct QueuePair {
     domain: Arc<ProtectionDomain>,
     control: Mutex<Attributes>,
     groups: Mutex<Vec<[u8; 16]>>,
-    flows: Users,
+    flows: DependentCount,
     max_message: u32,
     ended: AtomicBool,
 }
@@ -109,7 +109,7 @@ impl QueuePair {
     pub fn new_in(
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
-        giver: &Giver,
+        giver: &RingAllocator,
     ) -> Result<Arc<Self>> {
         if options.service == Service::XrcReceive {
             return Err(Error::invalid("a target queue pair belongs to an XRC domain"));
@@ -189,7 +189,7 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
         extended: Option<ExtendedTarget>,
-        giver: &Giver,
+        giver: &RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -253,7 +253,7 @@ impl QueuePair {
             domain: domain.clone(),
             control: Mutex::default(),
             groups: Mutex::default(),
-            flows: Users::new(),
+            flows: DependentCount::new(),
             max_message: limits.max_message,
             ended: AtomicBool::new(false),
             queues,
@@ -547,7 +547,7 @@ impl QueuePair {
     }
 
     /// Rules that steer flows to it.
-    pub fn flows(&self) -> &Users {
+    pub fn flows(&self) -> &DependentCount {
         &self.flows
     }
 

@@ -13,11 +13,11 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::event::AsyncEventKind;
 use crate::fork::ForkGeneration;
-use crate::memory::{Access, AccessError, Bind, Giver, RingRelease, Span};
+use crate::memory::{Access, AccessError, Bind, RingAllocator, RingRelease, Span};
 use crate::region::{MemoryRegion, ProtectionDomain};
 use crate::request::{Completion, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::srq::SharedReceiveQueue;
-use crate::users::Users;
+use crate::users::DependentCount;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ pub struct Queues {
     /// Number of the protection domain, for key checks.
     pub domain: u32,
     /// Connected queue pairs of that domain, which all reach the same keys.
-    streams: Arc<Users>,
+    streams: Arc<DependentCount>,
     /// Whether this one counts among them.
     is_stream: AtomicBool,
     /// The engine: keys and background thread.
@@ -130,7 +130,7 @@ impl Queues {
         operations: u32,
         options: QueuePairOptions,
         extended: Option<ExtendedTarget>,
-        giver: &Giver,
+        giver: &RingAllocator,
     ) -> Result<Self> {
         let context = domain.context();
         Ok(Self {

@@ -4,7 +4,7 @@ use super::slots::Slots;
 use super::{Queues, State};
 use crate::error::{PostError, Result};
 use crate::lock::{Lock, LockGuard};
-use crate::memory::{Giver, RingKind, RingRelease};
+use crate::memory::{RingAllocator, RingKind, RingRelease};
 use crate::request::{Cause, Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,7 +34,7 @@ pub struct ReceiveWork {
 }
 
 impl ReceiveQueue {
-    pub(super) fn new(requests: u32, max_sges: u32, giver: &Giver) -> Result<Self> {
+    pub(super) fn new(requests: u32, max_sges: u32, giver: &RingAllocator) -> Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
         Ok(Self {
             slots: Slots::new(room, max_sges as usize, giver, RingKind::QueuePair)?,

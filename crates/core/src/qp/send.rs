@@ -8,7 +8,7 @@ use super::Queues;
 use super::state::{Path, Service};
 use crate::error::{self, PostError};
 use crate::lock::Lock;
-use crate::memory::{self, Giver, RingKind, RingRelease, Storage};
+use crate::memory::{self, RingAllocator, RingKind, RingRelease, Storage};
 use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::transport::OneSided;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -97,7 +97,7 @@ impl SendQueue {
         max_sges: u32,
         max_inline: u32,
         service: Service,
-        giver: &Giver,
+        giver: &RingAllocator,
     ) -> error::Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
         let width = match service {

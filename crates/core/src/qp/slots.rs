@@ -5,7 +5,7 @@
 use super::ReceiveWork;
 use crate::array;
 use crate::error::{PostError, Result};
-use crate::memory::{Giver, RingKind, RingRelease, Storage};
+use crate::memory::{RingAllocator, RingKind, RingRelease, Storage};
 use crate::request::{ReceiveRequest, Sge};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// # Errors
     /// ENOMEM where `giver` has no memory.
-    pub(crate) fn new(places: usize, max_sges: usize, giver: &Giver, kind: RingKind) -> Result<Self> {
+    pub(crate) fn new(places: usize, max_sges: usize, giver: &RingAllocator, kind: RingKind) -> Result<Self> {
         let words = |n: usize| Storage::new(n, AtomicU64::default, giver, kind);
         Ok(Self { heads: words(places * WORDS)?, elements: words(places * max_sges * 2)?, max_sges })
     }
@@ -117,14 +117,14 @@ pub(crate) struct GrowingSlots {
     base: usize,
     parts: Box<[OnceLock<Slots>; PARTS]>,
     max_sges: usize,
-    giver: Giver,
+    giver: RingAllocator,
     kind: RingKind,
 }
 
 impl GrowingSlots {
     /// # Errors
     /// ENOMEM where `giver` has no memory.
-    pub(crate) fn new(places: usize, max_sges: usize, giver: Giver, kind: RingKind) -> Result<Self> {
+    pub(crate) fn new(places: usize, max_sges: usize, giver: RingAllocator, kind: RingKind) -> Result<Self> {
         let parts = array::on_heap(OnceLock::new);
         let slots = Self { base: places.max(1), parts, max_sges, giver, kind };
         slots.grow(places)?;

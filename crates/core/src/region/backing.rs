@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::export::Watch;
 use crate::memory::moved::{InChild, Own, Place, View};
 use crate::memory::{self, Access, Mapping};
-use crate::users::Users;
+use crate::users::DependentCount;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ pub(crate) enum Backing {
     /// None: the program's own.
     Program,
     /// None: the engine's own pages, which nobody changes while a request in flight reads them.
-    Steady,
+    Immutable,
     /// The null memory, which stays for ever.
     Null,
     /// The engine's own pages, which peers map from here.
@@ -36,7 +36,7 @@ pub struct DeviceMemory {
     number: u32,
     pages: Pages,
     length: usize,
-    users: Users,
+    users: DependentCount,
 }
 
 /// Where it is.
@@ -96,7 +96,7 @@ impl DeviceMemory {
             number,
             pages,
             length: length as usize,
-            users: Users::new(),
+            users: DependentCount::new(),
         });
         // In a child of fork the lock may be one that a thread of the parent held.
         if context.is_here() {
@@ -184,7 +184,7 @@ impl DeviceMemory {
     }
 
     /// Regions of it.
-    pub(crate) fn users(&self) -> &Users {
+    pub(crate) fn users(&self) -> &DependentCount {
         &self.users
     }
 

@@ -18,7 +18,7 @@ use crate::fork::ForkGeneration;
 use crate::memory::moved::{self, Movable, MovedRegion, Place, Refusal, View, page_size};
 use crate::memory::ways::{self, Choice, Memory};
 use crate::memory::{self, Access, Entry, Kind, Mappings, common, make_null};
-use crate::users::Users;
+use crate::users::DependentCount;
 use backing::Backing;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,8 +31,8 @@ type Regions = Mutex<HashMap<u32, Weak<MemoryRegion>>>;
 pub struct ProtectionDomain {
     seat: Seat,
     number: u32,
-    users: Users,
-    streams: Arc<Users>,
+    users: DependentCount,
+    streams: Arc<DependentCount>,
     regions: Arc<Regions>,
     /// What it was shared from.
     original: Option<Arc<ProtectionDomain>>,
@@ -51,7 +51,7 @@ impl ProtectionDomain {
             return Err(Error::exhausted(format!("all {most} protection domains of the device are in use")));
         }
         let number = context.engine().next_domain();
-        let domain = Self::of(context, number, Arc::new(Users::new()), Arc::default(), None);
+        let domain = Self::of(context, number, Arc::new(DependentCount::new()), Arc::default(), None);
         context.shared().domains.insert(number, Arc::downgrade(&domain));
         Ok(domain)
     }
@@ -59,11 +59,18 @@ impl ProtectionDomain {
     fn of(
         context: &Arc<Context>,
         number: u32,
-        streams: Arc<Users>,
+        streams: Arc<DependentCount>,
         regions: Arc<Regions>,
         original: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        Arc::new(Self { seat: Seat::take(context), number, users: Users::new(), streams, regions, original })
+        Arc::new(Self {
+            seat: Seat::take(context),
+            number,
+            users: DependentCount::new(),
+            streams,
+            regions,
+            original,
+        })
     }
 
     /// The same domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other. The
@@ -120,7 +127,7 @@ impl ProtectionDomain {
     }
 
     /// Objects in it: deallocation is EBUSY while there are any.
-    pub fn users(&self) -> &Users {
+    pub fn users(&self) -> &DependentCount {
         &self.users
     }
 
@@ -142,7 +149,7 @@ impl ProtectionDomain {
     }
 
     /// Its queue pairs that are connected.
-    pub(crate) fn streams(&self) -> &Arc<Users> {
+    pub(crate) fn streams(&self) -> &Arc<DependentCount> {
         &self.streams
     }
 }
@@ -226,7 +233,7 @@ impl MemoryRegion {
         let entry = if length == 0 && matches!(backing, Backing::Device(_)) {
             Entry { length, ..Self::check(domain, address, 1, iova, access)? }
         } else {
-            let kind = if matches!(backing, Backing::Steady) { Kind::Steady } else { Kind::Program };
+            let kind = if matches!(backing, Backing::Immutable) { Kind::Immutable } else { Kind::Program };
             Entry { kind, ..Self::check(domain, address, length, iova, access)? }
         };
         // What the engine has mapped is there, for what it is used for.
@@ -375,7 +382,7 @@ impl MemoryRegion {
 
     /// What its memory is, and what has become of it, as far as can be told without a look at its pages.
     pub fn memory(&self) -> Memory {
-        if matches!(self.backing, Backing::Steady | Backing::Null) {
+        if matches!(self.backing, Backing::Immutable | Backing::Null) {
             return Memory::Closed;
         }
         let own = match &self.backing {

@@ -77,8 +77,8 @@ impl Pages {
     ///
     /// # Safety
     /// So it is: bytes that a request in flight names are written neither by [`Pages::write`] and [`Pages::copy_in`] nor by another request.
-    pub unsafe fn steady(domain: &Arc<ProtectionDomain>, length: usize) -> Result<Arc<Self>> {
-        Self::backed(domain, length, Access::empty(), Backing::Steady)
+    pub unsafe fn immutable(domain: &Arc<ProtectionDomain>, length: usize) -> Result<Arc<Self>> {
+        Self::backed(domain, length, Access::empty(), Backing::Immutable)
     }
 
     fn backed(

@@ -149,7 +149,7 @@ impl Endpoint {
     /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends, unless messages wait first,
     /// and whether the first frame was among it.
     // RFC5041-6.2.1-5
-    pub(super) fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Option<Cause>, bool) {
+    pub(super) fn final_frames(&self, rx: &mut Rx, error: io::Error) -> (Option<Cause>, bool) {
         self.is_ending.store(true, Ordering::SeqCst);
         let mut first = false;
         // Bounded: TCP's buffers are far smaller than this.
@@ -164,7 +164,7 @@ impl Endpoint {
             }
         }
         // What breaks the rules is waited for no longer.
-        if rx.has_last_words() && error.raw_os_error() != Some(libc::EPROTO) {
+        if rx.has_final_frames() && error.raw_os_error() != Some(libc::EPROTO) {
             rx.loses(error);
             // The background thread looks whether they still wait.
             self.behind.look_soon(self, Wait::begin(clock::device()));
@@ -177,7 +177,7 @@ impl Endpoint {
     pub(super) fn shut(&self, cause: Cause) {
         let mut guard = lock(&self.rx);
         let (cause, first) = match (cause, &mut *guard) {
-            (Cause::Lost(error), Some(rx)) => self.last_words(rx, error),
+            (Cause::Lost(error), Some(rx)) => self.final_frames(rx, error),
             (cause, _) => (Some(cause), false),
         };
         let goes_on = cause.is_none();

@@ -6,7 +6,7 @@ use crate::local::EndPlace;
 use crate::receive::Rx;
 use crate::socket::{Socket, name};
 use crate::transmit::Tx;
-use crate::{first_frame, lock, nudge};
+use crate::{first_frame, lock, rtr_retransmit};
 use adverb_core::cm::ConnectionEvent;
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
@@ -65,7 +65,7 @@ impl Endpoint {
         self.transmit_now();
         // Peers that have our extensions are adverb, which does not miss it.
         if parameters.initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
-            nudge::start(self);
+            rtr_retransmit::start(self);
         }
         Ok(())
     }

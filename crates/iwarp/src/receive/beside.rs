@@ -268,7 +268,7 @@ mod tests {
             let round = endpoint.rounds.begin();
             assert!(inbox.put((message(0), vec![1; 4])));
             rx.loses(std::io::Error::from_raw_os_error(libc::ECONNRESET));
-            assert!(rx.take_in(endpoint, By::Poll).cause.is_none() && rx.has_last_words());
+            assert!(rx.take_in(endpoint, By::Poll).cause.is_none() && rx.has_final_frames());
             endpoint.rounds.end(round);
             let cause = rx.take_in(endpoint, By::Poll).cause;
             assert!(matches!(cause, Some(Cause::Lost(_))), "{cause:?}");

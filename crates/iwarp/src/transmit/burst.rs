@@ -39,7 +39,7 @@ impl Tx {
         let kept = &self.kept;
         let failed = |fault: Failure| fault.cause(&payload, fpdu.payload().start as u32);
         // What would change under the checksum is checksummed as a copy.
-        let steady = if length > SMALL { self.steady_trailer(endpoint, &payload, fpdu) } else { None };
+        let steady = if length > SMALL { self.immutable_trailer(endpoint, &payload, fpdu) } else { None };
         if !self.sender.is_plain() && steady.is_none() {
             let room = start + self.sender.sealed_len(fpdu);
             burst.bytes.resize(room, 0);
@@ -83,7 +83,7 @@ impl Tx {
     }
 
     /// The trailer with the checksum of a frame whose payload can be sent from where it lies.
-    pub(super) fn steady_trailer(
+    pub(super) fn immutable_trailer(
         &self,
         endpoint: &Endpoint,
         payload: &Payload,
@@ -95,7 +95,7 @@ impl Tx {
             return None;
         }
         let add = |span: Span<'static>| {
-            let Some(bytes) = span.steady() else { return Ok(false) };
+            let Some(bytes) = span.immutable() else { return Ok(false) };
             checksum.update(bytes);
             Ok(true)
         };

@@ -95,7 +95,7 @@ impl StreamLink {
             stream: proto::Stream::new(settings),
             inline: options.inline.into(),
             // SAFETY: the ring of the stream lends bytes to a request and takes them back when it is complete.
-            send: unsafe { Pages::steady(&domain, settings.send_buffer)? },
+            send: unsafe { Pages::immutable(&domain, settings.send_buffer)? },
             receive: Pages::new(&domain, settings.receive_buffer, inbound)?,
             table: Pages::new(&domain, table, inbound)?,
             messages,

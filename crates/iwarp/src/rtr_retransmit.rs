@@ -15,19 +15,20 @@ const FIRST: Duration = Duration::from_millis(20);
 /// Repetitions: the last goes out after 2.4 seconds.
 const MOST: u32 = 5;
 
-struct Nudge {
+struct RtrRetransmit {
     endpoint: Weak<Endpoint>,
     repetitions: AtomicU32,
 }
 
 /// Begins to repeat the indication of `endpoint`, until its peer speaks or the repetitions are used up.
 pub(crate) fn start(endpoint: &Arc<Endpoint>) {
-    let nudge = Arc::new(Nudge { endpoint: Arc::downgrade(endpoint), repetitions: AtomicU32::new(0) });
+    let retransmit =
+        Arc::new(RtrRetransmit { endpoint: Arc::downgrade(endpoint), repetitions: AtomicU32::new(0) });
     // Without a timer the connection is as good as with most peers.
-    let _ = endpoint.queues.engine.reactor.set_timer(FIRST, nudge);
+    let _ = endpoint.queues.engine.reactor.set_timer(FIRST, retransmit);
 }
 
-impl Source for Nudge {
+impl Source for RtrRetransmit {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
