@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::trace::{self, Trace};
 use crate::{check, checkers, fault, libraries, program, rdma, said, summary, supervise};
 use adverb_core::setting;
-use adverb_roce::farewell::Record;
+use adverb_roce::orphans::Record;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};

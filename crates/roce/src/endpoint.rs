@@ -55,11 +55,11 @@ pub(crate) struct Endpoint {
     pub(crate) message_packets: AtomicU64,
     /// Its lock is held while the kernel copies.
     pub(crate) busy: Busy,
-    /// The lane counts it among those who owe an acknowledgement. Changed with the lock.
-    owes: AtomicBool,
-    /// The lane has it in its list of those who may owe one. Changed with the lock.
+    /// The lane counts it among those with a pending acknowledgement. Changed with the lock.
+    is_ack_pending: AtomicBool,
+    /// The lane has it in its list of those that may have one. Changed with the lock.
     is_listed: AtomicBool,
-    /// Which of its posts wait for company.
+    /// Which of its posts wait to be gathered.
     gather: gather::Gather,
     inner: Lock<EndpointState>,
     /// Told what happens: the connection manager.
@@ -139,7 +139,7 @@ impl Endpoint {
             is_receiving: AtomicBool::new(false),
             message_packets: AtomicU64::new(0),
             busy: Busy::default(),
-            owes: AtomicBool::new(false),
+            is_ack_pending: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             gather: gather::Gather::default(),
             inner: Lock::new(EndpointState {

@@ -5,13 +5,13 @@
 //! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::guard`]).
 
 use crate::batch::{Batch, FlushOutcome, Way};
-use crate::company;
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
 use crate::impaired::LaneFaults;
 use crate::local::{Carrier, ChannelSnapshot};
 use crate::net::{Net, Table};
 use crate::order;
+use crate::pending_acks;
 use crate::socket::{Buffers, Socket, TrainReceipt};
 use crate::sweep::Sweep;
 use crate::time;
@@ -34,7 +34,7 @@ use std::time::Duration;
 const BURSTS: usize = 4;
 /// System calls' worth that the end of the process looks at, at most.
 const LAST_BURSTS: usize = 256;
-/// How long an acknowledgement may wait for company when nobody polls.
+/// How long an acknowledgement may be delayed when nobody polls.
 // IB-RC-RSP-49
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
@@ -61,10 +61,10 @@ pub(crate) struct Lane {
     channels: Lock<ChannelSnapshot>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
-    /// Those that may owe an acknowledgement.
-    owing: Mutex<VecDeque<Arc<Endpoint>>>,
+    /// Those that may have a pending acknowledgement.
+    ack_candidates: Mutex<VecDeque<Arc<Endpoint>>>,
     /// How many of them do at this instant.
-    owes: AtomicU32,
+    pending_acks: AtomicU32,
     /// Those that have a deadline.
     timed: Mutex<TimedEndpoints>,
     /// Those of them that are being looked at.
@@ -77,7 +77,7 @@ pub(crate) struct Lane {
     missed: WorkNote,
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
-    /// Somebody sends at this instant, or has left something that waits for room: what is not owed any more may still be here.
+    /// Somebody sends at this instant, or has left something that waits for room: what is not pending any more may still be here.
     is_sending: AtomicBool,
     vain: AtomicU32,
     /// A thread of the program is in the middle of a poll, or of a post that takes in what has arrived; not exact where two are.
@@ -85,7 +85,7 @@ pub(crate) struct Lane {
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
     guard: OnceLock<Arc<Guard>>,
-    /// Posts that wait for company.
+    /// Posts that wait to be gathered.
     gathering: OnceLock<Arc<Gathering>>,
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
@@ -131,8 +131,8 @@ impl Lane {
             channels: Lock::default(),
             socket,
             ready: Mutex::default(),
-            owing: Mutex::default(),
-            owes: AtomicU32::new(0),
+            ack_candidates: Mutex::default(),
+            pending_acks: AtomicU32::new(0),
             timed: Mutex::default(),
             looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
@@ -196,7 +196,7 @@ impl Lane {
         self.guard.get().expect("set when the lane was made")
     }
 
-    /// Posts of its queue pairs that wait for company.
+    /// Posts of its queue pairs that wait to be gathered.
     #[inline]
     pub(crate) fn gathering(&self) -> &Arc<Gathering> {
         self.gathering.get().expect("set when the lane was made")
@@ -262,7 +262,7 @@ impl Lane {
         self.visit(By::Post);
     }
 
-    /// A thread of the program comes by: it sends what waits for company, and takes in what has arrived. Returns whether anything had.
+    /// A thread of the program comes by: it sends what waits to be gathered, and takes in what has arrived. Returns whether anything had.
     #[inline]
     fn visit(&self, by: By) -> bool {
         self.is_being_polled.store(true, Ordering::Relaxed);
@@ -402,25 +402,25 @@ impl Lane {
         lock(&self.ready).push_back(endpoint);
     }
 
-    /// Lists an endpoint that may owe an acknowledgement, until it is looked at.
-    pub(crate) fn list_debtor(&self, endpoint: Arc<Endpoint>) {
-        lock(&self.owing).push_back(endpoint);
+    /// Lists an endpoint that may have a pending acknowledgement, until it is looked at.
+    pub(crate) fn list_ack_candidate(&self, endpoint: Arc<Endpoint>) {
+        lock(&self.ack_candidates).push_back(endpoint);
     }
 
-    /// One more listed endpoint owes an acknowledgement, which goes with the next thing that is sent; or (`false`) one fewer.
+    /// One more listed endpoint has a pending acknowledgement, which goes with the next thing that is sent; or (`false`) one fewer.
     #[inline]
-    pub(crate) fn count_debt(&self, more: bool) {
+    pub(crate) fn count_pending_ack(&self, more: bool) {
         if more {
-            self.owes.fetch_add(1, Ordering::Release);
+            self.pending_acks.fetch_add(1, Ordering::Release);
         } else {
-            self.owes.fetch_sub(1, Ordering::Release);
+            self.pending_acks.fetch_sub(1, Ordering::Release);
         }
     }
 
-    /// Whether anybody owes an acknowledgement.
+    /// Whether any endpoint has a pending acknowledgement.
     #[inline]
-    pub(crate) fn owes(&self) -> bool {
-        self.owes.load(Ordering::Acquire) > 0
+    pub(crate) fn has_pending_acks(&self) -> bool {
+        self.pending_acks.load(Ordering::Acquire) > 0
     }
 
     /// Sends what is due, unless somebody else is sending: then he looks again.
@@ -466,12 +466,12 @@ impl Lane {
         self.rings.since(seen)
     }
 
-    /// Sends the acknowledgements that are owed, and returns when they have left, even where somebody else sends them: what its caller sends by another
+    /// Sends the pending acknowledgements, and returns when they have left, even where somebody else sends them: what its caller sends by another
     /// lane goes behind them. Not held up by a socket that is full, nor by the kernel's copy for a queue pair.
     // PRACTICE-ORDER-1
     #[cold]
     pub(crate) fn settle_first(&self) {
-        if self.owes() || self.is_sending.load(Ordering::Acquire) {
+        if self.has_pending_acks() || self.is_sending.load(Ordering::Acquire) {
             self.send_now();
         }
     }
@@ -500,7 +500,7 @@ impl Lane {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
                 // What is posted behind this may be about what comes in from now on. It goes when that is acknowledged.
                 let until = endpoint.queues.send.posted();
-                if self.others_owe(&endpoint) {
+                if self.others_have_pending_acks(&endpoint) {
                     self.acknowledge(batch, Some(&endpoint), now());
                 }
                 endpoint.dequeued();
@@ -509,7 +509,7 @@ impl Lane {
                     endpoint.enqueue();
                 }
             }
-            if batch.has_room() && self.owes() {
+            if batch.has_room() && self.has_pending_acks() {
                 self.acknowledge(batch, None, now());
             }
             batch.ring();
@@ -522,24 +522,24 @@ impl Lane {
         }
     }
 
-    /// Whether somebody else than this endpoint owes an acknowledgement.
+    /// Whether another endpoint than this one has a pending acknowledgement.
     #[inline]
-    pub(crate) fn others_owe(&self, endpoint: &Endpoint) -> bool {
-        self.owes.load(Ordering::Acquire) > u32::from(endpoint.owes())
+    pub(crate) fn others_have_pending_acks(&self, endpoint: &Endpoint) -> bool {
+        self.pending_acks.load(Ordering::Acquire) > u32::from(endpoint.has_pending_ack())
     }
 
-    /// Adds the acknowledgements that are owed. `next`: those of others than this one, who sends next; what the program sends by that one may be
+    /// Adds the pending acknowledgements. `next`: those of others than this one, who sends next; what the program sends by that one may be
     /// about what the others have received.
     // PRACTICE-ORDER-1
     fn acknowledge(&self, batch: &mut Batch, next: Option<&Endpoint>, now: Duration) {
         let is_next = |endpoint: &Endpoint| next.is_some_and(|next| std::ptr::eq(endpoint, next));
-        let mut left = lock(&self.owing).len();
+        let mut left = lock(&self.ack_candidates).len();
         while left > 0 && batch.has_room() {
-            let Some(endpoint) = lock(&self.owing).pop_front() else { return };
+            let Some(endpoint) = lock(&self.ack_candidates).pop_front() else { return };
             left -= 1;
             // A busy one finds a note when it is free, and has the lane look again. Those behind it do not wait for that.
             if is_next(&endpoint) || !endpoint.acknowledge(batch, now) {
-                self.list_debtor(endpoint);
+                self.list_ack_candidate(endpoint);
             }
         }
     }
@@ -680,22 +680,22 @@ impl Lane {
     pub(crate) fn forget(&self, endpoint: &Endpoint) {
         let other = |member: &Arc<Endpoint>| !std::ptr::eq(&**member, endpoint);
         lock(&self.ready).retain(other);
-        lock(&self.owing).retain(other);
+        lock(&self.ack_candidates).retain(other);
         lock(&self.timed).endpoints.retain(other);
         lock(&self.looking).retain(other);
     }
 
-    /// Sends the acknowledgements that are owed, now.
+    /// Sends the pending acknowledgements, now.
     pub(crate) fn settle(&self) {
-        if self.owes() || self.gathering().waits() {
+        if self.has_pending_acks() || self.gathering().waits() {
             self.transmit();
         }
     }
 
-    /// Sends what waits for company and the acknowledgements that are owed when the process exits, and other threads may have been stopped anywhere.
+    /// Sends what waits to be gathered and the pending acknowledgements when the process exits, and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
-        // What a thread is taking in at this instant, the program may have seen; it is owed an acknowledgement in a moment.
+        // What a thread is taking in at this instant, the program may have seen; an acknowledgement of it is pending in a moment.
         drop(lock_until(&self.rx, until));
         if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
@@ -724,7 +724,7 @@ impl Lane {
 
     /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.
     pub(crate) fn acknowledge_soon(self: &Arc<Self>) {
-        if !self.owes() || self.acknowledging.swap(true, Ordering::SeqCst) {
+        if !self.has_pending_acks() || self.acknowledging.swap(true, Ordering::SeqCst) {
             return;
         }
         let set = self.net.engine().and_then(|engine| {
@@ -780,7 +780,7 @@ impl CqLane for Lane {
         self.vain.store(vain, Ordering::Relaxed);
         // Within a host the next message of a stream is often there a moment later: one acknowledgement is for both.
         let expects_more = vain < MOMENT && self.by_network.load(Ordering::Relaxed) == 0;
-        if self.owes() && !expects_more || self.is_full.load(Ordering::Relaxed) {
+        if self.has_pending_acks() && !expects_more || self.is_full.load(Ordering::Relaxed) {
             self.transmit();
         }
         self.net.pace.polled(&self.net);
@@ -798,8 +798,8 @@ impl CqLane for Lane {
     // PRACTICE-ORDER-1
     #[inline]
     fn found(&self) {
-        if self.owes() || self.is_sending.load(Ordering::Acquire) {
-            company::note(self.place());
+        if self.has_pending_acks() || self.is_sending.load(Ordering::Acquire) {
+            pending_acks::note(self.place());
         }
     }
 

@@ -10,12 +10,10 @@
 
 mod addresses;
 mod batch;
-mod company;
 mod contacts;
 mod datagram;
 mod device;
 mod endpoint;
-pub mod farewell;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gate;
@@ -36,14 +34,16 @@ mod net;
 mod numbers;
 mod observer;
 mod order;
+pub mod orphans;
+mod other_users;
 mod pace;
 mod peer;
+mod pending_acks;
 mod raw;
 mod recent;
 mod route;
 mod seqpacket;
 mod socket;
-mod strangers;
 mod strays;
 mod sweep;
 mod time;

@@ -46,8 +46,8 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 pub(crate) struct PacketEffect {
     /// There is something to send now.
     pub(crate) transmit: bool,
-    /// An acknowledgement is owed, which may wait for company.
-    pub(crate) owes: bool,
+    /// An acknowledgement is pending, and may be delayed.
+    pub(crate) delays_ack: bool,
     /// The queue pair is in error.
     pub(crate) failed: bool,
     /// It was the first packet of the peer.
@@ -96,14 +96,14 @@ pub(crate) struct Link {
 }
 
 /// A packet that leaves after its queue pair has gone.
-pub(crate) struct LastWord {
+pub(crate) struct FinalReply {
     way: Way,
     carrier: Carrier,
     packet: [u8; MAX_HEADER],
     length: usize,
 }
 
-impl LastWord {
+impl FinalReply {
     /// Sends it. It may wait for the lane.
     pub(crate) fn send(&self, lane: &Lane) {
         lane.send_packet(&self.way, &self.carrier, &self.packet[..self.length]);

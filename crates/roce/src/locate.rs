@@ -110,11 +110,11 @@ impl Questions {
 /// Who is at an address, as far as questions show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
-    /// Somebody has answered. One queue pair of which nobody knows makes no stranger of them: the first datagram to another
+    /// Somebody has answered. One queue pair of which nobody knows does not make them silent: the first datagram to another
     /// one would go by port 4791, and the next one, which goes where that lives, overtake it.
-    Friend,
+    Answering,
     /// Nobody there answers: nothing waits for an answer from there.
-    Stranger,
+    Silent,
 }
 
 struct Answers {
@@ -129,27 +129,27 @@ impl Default for Answers {
 }
 
 impl Answers {
-    fn is_stranger(&mut self, address: IpAddr) -> bool {
-        self.standings.get(&address) == Some(Standing::Stranger)
+    fn is_silent(&mut self, address: IpAddr) -> bool {
+        self.standings.get(&address) == Some(Standing::Silent)
     }
 
     /// Somebody there has answered.
-    fn trust(&mut self, address: IpAddr) {
-        self.standings.insert(address, Standing::Friend);
+    fn has_answered(&mut self, address: IpAddr) {
+        self.standings.insert(address, Standing::Answering);
     }
 
-    /// Nobody there has answered a question. It takes two without an answer between them to lose a friend.
-    fn doubt(&mut self, address: IpAddr) {
-        if self.standings.get(&address) == Some(Standing::Friend) {
+    /// Nobody there has answered a question. Only the second question in a row without an answer makes it silent.
+    fn missed_answer(&mut self, address: IpAddr) {
+        if self.standings.get(&address) == Some(Standing::Answering) {
             self.standings.remove(&address);
         } else {
-            self.distrust(address);
+            self.set_silent(address);
         }
     }
 
     /// Whoever is there does not know our questions.
-    fn distrust(&mut self, address: IpAddr) {
-        self.standings.insert(address, Standing::Stranger);
+    fn set_silent(&mut self, address: IpAddr) {
+        self.standings.insert(address, Standing::Silent);
     }
 }
 
@@ -278,7 +278,7 @@ impl Locator {
         let subject = (peer.ip(), number);
         let (known, stranger) = {
             let mut answers = lock(&self.answers);
-            (answers.places.get(&subject), answers.is_stranger(peer.ip()))
+            (answers.places.get(&subject), answers.is_silent(peer.ip()))
         };
         if let Some(place) = known
             && !again
@@ -331,7 +331,7 @@ impl Locator {
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
             self.keep(subject, Place::STRANGE);
-            lock(&self.answers).doubt(subject.0);
+            lock(&self.answers).missed_answer(subject.0);
             self.wake(net, &patience_over, subject.1, Place::STRANGE);
         }
         if repeats {
@@ -445,7 +445,7 @@ impl Locator {
         let stranger = answer.refused || answer.port == 0;
         let place = Place { port: answer.port, room: Some(answer.room), host: answer.host };
         if stranger {
-            lock(&self.answers).distrust(from.peer);
+            lock(&self.answers).set_silent(from.peer);
         }
         self.end(answer.transaction, if stranger { None } else { Some(place) })
     }
@@ -487,7 +487,7 @@ impl Locator {
         let mut answers = lock(&self.answers);
         answers.places.insert(subject, place);
         if place.room.is_some() {
-            answers.trust(subject.0);
+            answers.has_answered(subject.0);
         }
         drop(answers);
         self.version.fetch_add(1, Ordering::AcqRel);
@@ -761,16 +761,16 @@ mod tests {
         let mut answers = Answers::default();
         let mut check = |act: fn(&mut Answers, IpAddr), is_strange| {
             act(&mut answers, address);
-            assert_eq!(answers.is_stranger(address), is_strange);
+            assert_eq!(answers.is_silent(address), is_strange);
         };
-        check(Answers::doubt, true);
-        check(Answers::trust, false);
-        check(Answers::doubt, false);
-        check(Answers::trust, false);
-        check(Answers::doubt, false);
-        check(Answers::doubt, true);
-        check(Answers::trust, false);
-        check(Answers::distrust, true);
+        check(Answers::missed_answer, true);
+        check(Answers::has_answered, false);
+        check(Answers::missed_answer, false);
+        check(Answers::has_answered, false);
+        check(Answers::missed_answer, false);
+        check(Answers::missed_answer, true);
+        check(Answers::has_answered, false);
+        check(Answers::set_silent, true);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
-use crate::company;
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
 use crate::gate::{self, Gate};
@@ -15,12 +14,13 @@ use crate::manager;
 use crate::multicast::Groups;
 use crate::numbers::{self, Numbers, block_of};
 use crate::observer::Direction;
+use crate::other_users::{self, OtherUsers, Purpose};
 use crate::pace::Pace;
 use crate::peer::Peers;
+use crate::pending_acks;
 use crate::raw::Steering;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
-use crate::strangers::{self, Purpose, Strangers};
 use crate::strays::{NoteOutcome, Strays};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
@@ -43,7 +43,7 @@ use std::time::Duration;
 /// The number to which multicast packets go (volume 1, section 10.5.2).
 pub(crate) const MULTICAST: u32 = 0xff_ffff;
 /// Lanes with a socket of their own; completion queues beyond share them.
-const MOST_LANES: usize = company::PLACES;
+const MOST_LANES: usize = pending_acks::PLACES;
 
 /// Queue pairs by number.
 pub(crate) type Table = HashMap<u32, Arc<Endpoint>, BuildHasherDefault<NumberHasher>>;
@@ -98,7 +98,7 @@ pub(crate) struct Net {
     /// Other processes of our user, by their blocks.
     outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
-    pub(crate) strangers: Strangers,
+    pub(crate) other_users: OtherUsers,
 }
 
 #[derive(Default)]
@@ -162,7 +162,7 @@ impl Net {
             steering: Steering::default(),
             strays: Strays::default(),
             outlets: Mutex::default(),
-            strangers: Strangers::default(),
+            other_users: OtherUsers::default(),
         })
     }
 
@@ -306,7 +306,7 @@ impl Net {
     #[inline]
     pub(crate) fn settle_others(&self, lane: &Lane) {
         if self.has_lanes() {
-            let others = company::take_others(lane.place());
+            let others = pending_acks::take_others(lane.place());
             if others != 0 {
                 self.settle(others);
             }
@@ -529,12 +529,12 @@ impl Net {
             token: OnceLock::new(),
         });
         if !trusted {
-            strangers::admit(&feed.net, &connection, purpose)?;
+            other_users::admit(&feed.net, &connection, purpose)?;
         }
         let added = self
             .engine()
             .and_then(|engine| engine.reactor.add(connection.fd(), READABLE | PEER_CLOSED, feed.clone()));
-        let token = added.inspect_err(|_| self.strangers.leave(&connection))?;
+        let token = added.inspect_err(|_| self.other_users.leave(&connection))?;
         let _ = feed.token.set(token);
         Ok(connection)
     }
@@ -555,7 +555,7 @@ impl Net {
         }
         match parsed {
             Some((HandoverKind::Channel, arrival)) => {
-                self.local.hub.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
+                self.local.hub.handshakes.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
             Some((kind @ (HandoverKind::Packet | HandoverKind::Management), arrival))
                 if self.loses(kind, &arrival) => {}
@@ -603,7 +603,7 @@ impl Net {
         if let Ok(lane) = self.primary() {
             self.follow_up(&mut sweep, &lane);
         }
-        // Acknowledgements that are owed leave with the next thing on their lane, or soon: whoever sends through a holder is in no hurry.
+        // Pending acknowledgements leave with the next thing on their lane, or soon: whoever sends through a holder is in no hurry.
         self.all_lanes().for_each(|lane| lane.settle());
         self.manage(management);
     }
@@ -628,7 +628,7 @@ impl Source for Feed {
                 Ok(([], _)) => return self.end(&connection),
                 Ok((message, along)) => {
                     if !self.trusted {
-                        self.net.strangers.heard(&connection);
+                        self.net.other_users.heard(&connection);
                     }
                     // It may have connected as another user than it is now.
                     let trusted = self.trusted && along.is_same_user;
@@ -651,7 +651,7 @@ impl Feed {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of(net: &Arc<Net>, connection: Arc<Connection>, trusted: bool) -> Arc<Self> {
         if !trusted {
-            net.strangers.enter_unwatched(&connection);
+            net.other_users.enter_unwatched(&connection);
         }
         let connection = Mutex::new(Some(connection));
         Arc::new(Self { net: net.clone(), connection, trusted, token: OnceLock::new() })
@@ -663,7 +663,7 @@ impl Feed {
         }
         self.net.gate.member_left(&self.net.groups, connection);
         self.net.local.hub.hung_up(&self.net, connection);
-        self.net.strangers.leave(connection);
+        self.net.other_users.leave(connection);
         *lock(&self.connection) = None;
     }
 }

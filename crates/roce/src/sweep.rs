@@ -15,7 +15,7 @@ pub(crate) struct Sweep {
     pub(crate) management: Vec<Stray>,
     /// A peer did what its program expects to be served without ours.
     pub(crate) one_sided: bool,
-    /// The address of the lane that is being polled: acknowledgements of its queue pairs may wait for company. Others leave at once, since nobody may
+    /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since nobody may
     /// poll theirs. Of a burst from a socket, none.
     pub(crate) polled: usize,
     /// Nobody else counts what comes in as this does ([`adverb_core::counters::Counter::count`]).

@@ -1,4 +1,4 @@
-//! Posts that wait for company, by the network: they leave together, and all of them leave.
+//! Posts that wait to be gathered, by the network: they leave together, and all of them leave.
 
 mod support;
 

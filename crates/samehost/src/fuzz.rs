@@ -74,7 +74,7 @@ pub fn table(bytes: &[u8]) {
 
 /// What another process says as the two meet.
 pub fn message(bytes: &[u8]) {
-    crate::meeting::try_bytes(bytes);
+    crate::handshake::try_bytes(bytes);
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
     use adverb_core::random;
 
     #[test]
-    fn garbage_in_a_meeting_is_no_message() {
+    fn garbage_in_a_handshake_is_no_message() {
         for _ in 0..2000 {
             let mut bytes = [0; 33].map(|_: u8| random::word() as u8);
             bytes[0] %= 9;

@@ -2,8 +2,8 @@
 
 use crate::channel::{Channel, Channels};
 use crate::copies::Copies;
+use crate::handshake::{Handshakes, Side};
 use crate::landmark::Landmark;
-use crate::meeting::{Meetings, Side};
 use crate::neighbour::{Life, NeighbourLink};
 use crate::parts::Parts;
 use crate::sharing::Sharing;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 /// See the module. Thread-safe.
 pub struct Hub<S: Side> {
     /// Which processes this one has met.
-    pub meetings: Meetings<S>,
+    pub handshakes: Handshakes<S>,
     /// The channels to them.
     pub channels: Channels<S::Traffic>,
     /// The one to this process itself, if there could be one.
@@ -29,7 +29,7 @@ pub struct Hub<S: Side> {
 impl<S: Side> Default for Hub<S> {
     fn default() -> Self {
         Self {
-            meetings: Meetings::default(),
+            handshakes: Handshakes::default(),
             channels: Channels::default(),
             own: OnceLock::new(),
             sharing: Sharing::of_process(),
@@ -65,7 +65,7 @@ impl<S: Side> Hub<S> {
     pub fn leave<G>(&self, channel: &Channel<S::Traffic>, before: impl FnOnce() -> G) {
         self.sharing.leave(channel);
         let _held = before();
-        self.meetings.forget(channel);
+        self.handshakes.forget(channel);
         // Last: a sender that sees that the channels have changed finds what else has.
         self.channels.leave(channel);
     }
@@ -79,7 +79,7 @@ impl<S: Side> Hub<S> {
 
     /// A connection by which another process came has hung up.
     pub fn hung_up(&self, side: &Arc<S>, connection: &Arc<Connection>) {
-        self.meetings.withdrawn(side, connection);
+        self.handshakes.withdrawn(side, connection);
         if let Some(channel) = self.channels.by_connection(connection.fd()) {
             channel.end();
         }

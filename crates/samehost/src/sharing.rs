@@ -53,7 +53,7 @@ const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 /// See the module. Thread-safe.
 #[derive(Default)]
 pub struct Sharing {
-    table: OnceLock<Option<Arc<Book>>>,
+    table: OnceLock<Option<Arc<SharedTable>>>,
     waiting: Mutex<Waiting>,
     later: Mutex<Later>,
     /// Processes that memory may be shared with.
@@ -64,19 +64,19 @@ pub struct Sharing {
 
 #[derive(Default)]
 struct Waiting {
-    wishes: VecDeque<Wish>,
+    requests: VecDeque<ShareRequest>,
     /// A thread is at it.
     is_served: bool,
 }
 
 /// Memory that a process of this host has used, or that is lent to it.
-struct Wish {
+struct ShareRequest {
     with: Weak<dyn NeighbourLink>,
     region: Weak<MemoryRegion>,
     is_lent: bool,
 }
 
-impl Wish {
+impl ShareRequest {
     fn is_alive(&self) -> bool {
         self.with.strong_count() > 0 && self.region.strong_count() > 0
     }
@@ -85,7 +85,7 @@ impl Wish {
 /// What waits for a thread of the program. It may never come: one in rsockets does not.
 #[derive(Default)]
 struct Later {
-    wishes: Vec<Wish>,
+    requests: Vec<ShareRequest>,
     /// Regions that a peer may reach, which nobody has used yet.
     foreseen: Vec<Weak<MemoryRegion>>,
     /// The next thread that comes by looks here.
@@ -94,7 +94,7 @@ struct Later {
 
 /// A queue pair that is published, until dropped.
 pub struct PublishedPair {
-    book: Arc<Book>,
+    book: Arc<SharedTable>,
     index: u32,
 }
 
@@ -134,7 +134,7 @@ fn overlap(one: Bytes, other: Bytes) -> bool {
 }
 
 /// What is published.
-struct Book {
+struct SharedTable {
     sharing: Weak<Sharing>,
     _noted: ForkClosedFd,
     table: Table,
@@ -232,11 +232,15 @@ impl Sharing {
         let Some(region) = queues.region(key) else { return };
         {
             let mut waiting = lock(&self.waiting);
-            if waiting.wishes.len() == MOST_WAITING {
+            if waiting.requests.len() == MOST_WAITING {
                 queues.engine.keys.may_ask_again(key);
                 return;
             }
-            waiting.wishes.push_back(Wish { with: with.this(), region: Arc::downgrade(&region), is_lent });
+            waiting.requests.push_back(ShareRequest {
+                with: with.this(),
+                region: Arc::downgrade(&region),
+                is_lent,
+            });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
             }
@@ -293,7 +297,7 @@ impl Sharing {
 
     /// A thread of the program is at a safe point.
     fn come_by(self: &Arc<Self>) {
-        let Later { wishes, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
+        let Later { requests: wishes, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
         let mut shown = lock(&self.shown);
         self.move_ahead(&foreseen, &mut shown);
         for wish in wishes {
@@ -332,14 +336,14 @@ impl Sharing {
         loop {
             let wish = {
                 let mut waiting = lock(&self.waiting);
-                let wish = waiting.wishes.pop_front();
+                let wish = waiting.requests.pop_front();
                 waiting.is_served = wish.is_some();
                 wish
             };
             let Some(wish) = wish else { return };
             // A thread of the program that moves pages meanwhile waits for the background thread to keep still.
             let Ok(mut shown) = self.shown.try_lock() else {
-                lock(&self.waiting).wishes.push_front(wish);
+                lock(&self.waiting).requests.push_front(wish);
                 if Soon::call(self).is_err() {
                     lock(&self.waiting).is_served = false;
                 }
@@ -354,18 +358,18 @@ impl Sharing {
                 continue;
             }
             self.call_program(|later| {
-                if later.wishes.len() >= MOST_WAITING {
-                    later.wishes.retain(Wish::is_alive);
+                if later.requests.len() >= MOST_WAITING {
+                    later.requests.retain(ShareRequest::is_alive);
                 }
-                if later.wishes.len() < MOST_WAITING {
-                    later.wishes.push(wish);
+                if later.requests.len() < MOST_WAITING {
+                    later.requests.push(wish);
                 }
             });
         }
     }
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
-    fn grant(self: &Arc<Self>, wish: &Wish, share: Option<Share>, shown: &mut Vec<PublishedRegion>) {
+    fn grant(self: &Arc<Self>, wish: &ShareRequest, share: Option<Share>, shown: &mut Vec<PublishedRegion>) {
         let (Some(with), Some(region)) = (wish.with.upgrade(), wish.region.upgrade()) else { return };
         let Ok(engine) = engine::engine() else { return };
         let keys = &engine.keys;
@@ -430,12 +434,12 @@ impl Sharing {
         }
     }
 
-    fn book(self: &Arc<Self>, engine: &'static Engine) -> Option<&Arc<Book>> {
+    fn book(self: &Arc<Self>, engine: &'static Engine) -> Option<&Arc<SharedTable>> {
         let make = || match Table::create(engine.keys.secret().map(u64::from)) {
             Ok(table) => {
                 let _noted = ForkClosedFd::of(table.descriptor().as_raw_fd());
                 let (sharing, pairs) = (Arc::downgrade(self), Mutex::default());
-                let book = Arc::new(Book { sharing, _noted, table, pairs });
+                let book = Arc::new(SharedTable { sharing, _noted, table, pairs });
                 engine.keys.set_publisher(book.clone());
                 Some(book)
             }
@@ -545,7 +549,7 @@ fn short(_: &Neighbour) -> Patience {
     Patience { length: MOMENT, is_last: false }
 }
 
-impl Book {
+impl SharedTable {
     /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
     fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
         let Some(sharing) = self.sharing.upgrade() else { return true };
@@ -577,7 +581,7 @@ impl Book {
     }
 }
 
-impl Publisher for Book {
+impl Publisher for SharedTable {
     fn alone(
         &self,
         address: usize,

@@ -157,7 +157,7 @@ impl Traffic for Messages {
 
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
         match self.host.upgrade() {
-            Some(host) => host.hub.meetings.tell(connection, descriptors),
+            Some(host) => host.hub.handshakes.tell(connection, descriptors),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }

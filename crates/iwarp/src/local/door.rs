@@ -104,7 +104,7 @@ impl Source for Visitor {
                 Ok((bytes, along)) if along.is_same_user => {
                     if let Some(message) = LocalHost::hear(bytes) {
                         let (host, descriptors) = (&self.host, along.descriptors);
-                        host.hub.meetings.message(host, message, descriptors, true, &connection);
+                        host.hub.handshakes.message(host, message, descriptors, true, &connection);
                     } else if let Some(asked) = question::parse(bytes) {
                         self.asked(asked, &connection);
                     }

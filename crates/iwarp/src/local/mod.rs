@@ -2,7 +2,7 @@
 //!
 //! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end: it asks the process that
 //! holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side learns in which process the other
-//! end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Meetings`]). From then on each side carries out
+//! end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Handshakes`]). From then on each side carries out
 //! one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. Neither side waits for the other: what
 //! one of them knows is enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon as the other side has said there that
 //! it knows this one. All else goes by TCP, and so does everything until then.
@@ -186,7 +186,7 @@ impl LocalHost {
         socket: &Arc<Socket>,
         accepts: bool,
     ) -> Option<EndPlace> {
-        if self.hub.meetings.are_off() || !Together::now().is_straight() {
+        if self.hub.handshakes.are_off() || !Together::now().is_straight() {
             return None;
         }
         let ends = Ends::of(socket)?;
@@ -295,7 +295,7 @@ impl LocalHost {
     fn join(&self, ends: Ends, peer: RemoteEnd) {
         let channel = match peer.process == std::process::id() as libc::pid_t {
             true => self.hub.to_oneself(&self.this()),
-            false => match self.hub.meetings.way(peer.process, None) {
+            false => match self.hub.handshakes.way(peer.process, None) {
                 Some(Way::Channel(channel)) => Some(channel),
                 _ => None,
             },
@@ -323,7 +323,7 @@ impl Members {
     }
 }
 
-/// Processes find each other by the addresses of a connection, and what they say of a meeting begins with a byte that says so.
+/// Processes find each other by the addresses of a connection, and what they say of a handshake begins with a byte that says so.
 impl Side for LocalHost {
     type Traffic = Messages;
 
@@ -332,11 +332,11 @@ impl Side for LocalHost {
     }
 
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
-        connection.send_with(&[&[question::MEETING], message], descriptors)
+        connection.send_with(&[&[question::HANDSHAKE], message], descriptors)
     }
 
     fn hear(bytes: &[u8]) -> Option<&[u8]> {
-        bytes.split_first().filter(|(kind, _)| **kind == question::MEETING).map(|(_, message)| message)
+        bytes.split_first().filter(|(kind, _)| **kind == question::HANDSHAKE).map(|(_, message)| message)
     }
 
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {

@@ -19,8 +19,8 @@ use adverb_samehost::Way;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The first byte of what is said of a meeting ([`adverb_samehost::Meetings`]).
-pub(super) const MEETING: u8 = 0;
+/// The first byte of what is said of a handshake ([`adverb_samehost::Handshakes`]).
+pub(super) const HANDSHAKE: u8 = 0;
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
 
@@ -151,7 +151,7 @@ impl Source for Question {
         }
         if self.host.note(self.ends, peer).is_some() {
             // Undecided: whoever has the end of a connection with that process is told.
-            if let Way::Channel(_) = self.host.hub.meetings.meet(&self.host, connection, None) {
+            if let Way::Channel(_) = self.host.hub.handshakes.meet(&self.host, connection, None) {
                 self.host.join(self.ends, peer);
             }
         }
@@ -189,7 +189,7 @@ mod tests {
                 assert_eq!(parse(&bytes[..length]), None);
             }
             assert_eq!(parse(&[&bytes[..], &[0]].concat()), None);
-            assert_eq!(parse(&[&[MEETING], &bytes[1..]].concat()), None);
+            assert_eq!(parse(&[&[HANDSHAKE], &bytes[1..]].concat()), None);
         }
     }
 

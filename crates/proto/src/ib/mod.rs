@@ -24,8 +24,8 @@ pub use datagram::{Datagram, DatagramHeader, check_datagram, write_datagram};
 pub use request::{Operation, Outbound, PACKET_COST, Request, Source};
 pub use requester::{Feedback, Loss, Requester, RequesterHost, RequesterOptions};
 pub use responder::{
-    Access, Delivery, DeliveryKind, DropReason, Keep, Owes, ReadSource, ReceiveFault, Refusal, Remote, Reply,
-    Responder, ResponderHost, ResponderOptions, Verdict,
+    Access, Delivery, DeliveryKind, DropReason, Keep, PendingReply, ReadSource, ReceiveFault, Refusal,
+    Remote, Reply, Responder, ResponderHost, ResponderOptions, Verdict,
 };
 pub use window::Window;
 

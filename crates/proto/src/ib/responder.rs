@@ -268,7 +268,7 @@ pub enum Verdict {
 
 /// What a responder has to say.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Owes {
+pub enum PendingReply {
     /// Nothing.
     Nothing,
     /// An acknowledgement, which may wait a little and cover more.
@@ -318,7 +318,7 @@ pub struct Responder {
     nak: Option<Nak>,
     /// What has been told of the expected packet; those after it are dropped silently then.
     told: Option<SentNak>,
-    owes_acknowledgement: Owes,
+    pending_acknowledgement: PendingReply,
     /// Whether a read or an atomic was carried out.
     has_answered: bool,
     failed: bool,
@@ -345,7 +345,7 @@ impl Responder {
             atomics: VecDeque::new(),
             nak: None,
             told: None,
-            owes_acknowledgement: Owes::Nothing,
+            pending_acknowledgement: PendingReply::Nothing,
             has_answered: false,
             failed: false,
         }
@@ -403,7 +403,7 @@ impl Responder {
         self.expected = psn::add(self.expected, 1);
         // IB-RC-RSP-55
         self.msn = psn::add(self.msn, 1);
-        self.owes_acknowledgement = self.owes_acknowledgement.max(Owes::Acknowledgement);
+        self.pending_acknowledgement = self.pending_acknowledgement.max(PendingReply::Acknowledgement);
     }
 
     /// Its user has taken a receive of `room` bytes: the next message that takes one gets it.
@@ -450,12 +450,12 @@ impl Responder {
                 let operation = packet.opcode().operation();
                 if packet.bth().ack_request() && (operation.is_send() || operation.is_write()) {
                     // Asked for amid a message, an acknowledgement is one that the requester's window waits for.
-                    let owes = if packet.opcode().position().ends() {
-                        Owes::Acknowledgement
+                    let reply = if packet.opcode().position().ends() {
+                        PendingReply::Acknowledgement
                     } else {
-                        Owes::Response
+                        PendingReply::Response
                     };
-                    self.owes_acknowledgement = self.owes_acknowledgement.max(owes);
+                    self.pending_acknowledgement = self.pending_acknowledgement.max(reply);
                 }
                 Verdict::Accepted
             }
@@ -547,7 +547,7 @@ impl Responder {
             Opcode::Flush | Opcode::AtomicWrite => Some(Response::empty(number, self.msn)),
             _ => {
                 // IB-RC-RSP-5, IB-RC-RSP-11
-                self.owes_acknowledgement = Owes::Response;
+                self.pending_acknowledgement = PendingReply::Response;
                 return Verdict::Duplicate;
             }
         };
@@ -627,11 +627,11 @@ impl Responder {
 
     /// What the responder has to say.
     #[inline]
-    pub fn owes(&self) -> Owes {
+    pub fn pending_reply(&self) -> PendingReply {
         if self.nak.is_some() || !self.responses.is_empty() {
-            Owes::Response
+            PendingReply::Response
         } else {
-            self.owes_acknowledgement
+            self.pending_acknowledgement
         }
     }
 }

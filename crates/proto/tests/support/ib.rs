@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivery, Keep, LocalFault, Loss, Operation, Owes, ReadSource, ReceiveFault,
-    Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost,
-    ResponderOptions, Service, Verdict, Window, goes_to_requester,
+    Access, CompletionStatus, Delivery, Keep, LocalFault, Loss, Operation, PendingReply, ReadSource,
+    ReceiveFault, Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder,
+    ResponderHost, ResponderOptions, Service, Verdict, Window, goes_to_requester,
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, Payload};
@@ -309,10 +309,10 @@ impl End {
                 self.window.sent(outbound.cost);
             }
         }
-        let due = match self.responder.owes() {
-            Owes::Nothing => false,
-            Owes::Response => true,
-            Owes::Acknowledgement => {
+        let due = match self.responder.pending_reply() {
+            PendingReply::Nothing => false,
+            PendingReply::Response => true,
+            PendingReply::Acknowledgement => {
                 let wait = Duration::from_micros(random.below(3) as u64 * 10);
                 now >= *self.acknowledge_at.get_or_insert(now + wait)
             }

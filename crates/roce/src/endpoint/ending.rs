@@ -1,7 +1,7 @@
 //! The end of what a queue pair does: by an error, or by its program.
 
 use super::{Endpoint, EndpointKind, EndpointState};
-use crate::link::LastWord;
+use crate::link::FinalReply;
 use crate::lock;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::lock::LockGuard;
@@ -55,7 +55,7 @@ impl Endpoint {
         inner: &mut EndpointState,
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
-        self.count_debt(false);
+        self.set_pending_ack(false);
         self.gather.forget();
         match std::mem::replace(&mut inner.kind, EndpointKind::Nothing) {
             EndpointKind::Nothing => None,
@@ -81,16 +81,16 @@ impl Endpoint {
         &self,
         inner: &mut EndpointState,
         ready: &mut Vec<Arc<Endpoint>>,
-    ) -> (Option<AsyncEventKind>, Vec<LastWord>) {
+    ) -> (Option<AsyncEventKind>, Vec<FinalReply>) {
         let words = match &mut inner.kind {
-            EndpointKind::Connected(link) => link.last_words(),
+            EndpointKind::Connected(link) => link.final_replies(),
             _ => Vec::new(),
         };
         (self.stop(inner, ready), words)
     }
 
     /// Sends what is left to be said. Afterwards the process may vanish.
-    pub(super) fn say(&self, words: &[LastWord]) {
+    pub(super) fn say(&self, words: &[FinalReply]) {
         words.iter().for_each(|word| word.send(&self.lane));
         if words.is_empty() {
             // Somebody may have taken it over, and be about to send it.

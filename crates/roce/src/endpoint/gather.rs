@@ -1,4 +1,4 @@
-//! Which posts wait for company: those behind packets of the same queue pair that are not acknowledged yet.
+//! Which posts wait to be gathered: those behind packets of the same queue pair that are not acknowledged yet.
 //!
 //! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way the program
 //! streams, and a packet that leaves a little later arrives no later than the peer can take it in. A program that has posted more than [`ROW`] requests since its last poll

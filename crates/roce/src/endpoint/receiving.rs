@@ -102,7 +102,7 @@ impl Endpoint {
                 break;
             };
             let Some(taken) = link.receive_held(self, now, &mut sweep) else {
-                goes_on = link.owes();
+                goes_on = link.has_pending_reply();
                 break;
             };
             self.conclude(inner, taken, true, now, &mut sweep);
@@ -143,13 +143,13 @@ impl Endpoint {
         if by_network && let EndpointKind::Connected(link) = &inner.kind {
             self.gather.learn(link);
         }
-        let company =
+        let is_delayed =
             by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
         // A thread is about to send for a queued endpoint, unless it is queued because posts wait.
-        let sends = (taken.transmit || taken.owes && !company)
+        let sends = (taken.transmit || taken.delays_ack && !is_delayed)
             && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
-        if taken.owes && !sends {
-            self.owe();
+        if taken.delays_ack && !sends {
+            self.delay_ack();
         } else if !sends && let EndpointKind::Connected(link) = &inner.kind {
             self.settled(link);
         }
@@ -167,14 +167,14 @@ impl Endpoint {
         }
     }
 
-    /// An acknowledgement waits for company. With the lock.
+    /// An acknowledgement is delayed. With the lock.
     #[inline]
-    pub(crate) fn owe(&self) {
+    pub(crate) fn delay_ack(&self) {
         if !self.is_listed.load(Ordering::Relaxed) {
             self.is_listed.store(true, Ordering::Relaxed);
-            self.lane.list_debtor(self.this());
+            self.lane.list_ack_candidate(self.this());
         }
-        self.count_debt(true);
+        self.set_pending_ack(true);
     }
 
     /// The first packet of a connection has come.

@@ -23,10 +23,10 @@ impl Endpoint {
         self.lane.transmit();
     }
 
-    /// Whether it owes an acknowledgement that waits for company.
+    /// Whether it has a delayed acknowledgement.
     #[inline]
-    pub(crate) fn owes(&self) -> bool {
-        self.owes.load(Ordering::Relaxed)
+    pub(crate) fn has_pending_ack(&self) -> bool {
+        self.is_ack_pending.load(Ordering::Relaxed)
     }
 
     /// Its turn has come: what happens from now on needs another one.
@@ -101,7 +101,7 @@ impl Endpoint {
         turn.more
     }
 
-    /// Adds the acknowledgement that is owed. False: not now, as the queue pair is busy.
+    /// Adds the pending acknowledgement. False: not now, as the queue pair is busy.
     pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
         let Some(mut inner) = self.lock_unless_busy() else {
@@ -110,8 +110,8 @@ impl Endpoint {
         self.is_listed.store(false, Ordering::Relaxed);
         if let EndpointKind::Connected(link) = &mut inner.kind {
             let more = link.respond(self, batch, 1, now, &mut space);
-            // Who finds nothing owed may send at once.
-            self.count_debt(false);
+            // A thread that finds no pending acknowledgement may send at once.
+            self.set_pending_ack(false);
             if more {
                 self.enqueue();
             }
@@ -119,7 +119,7 @@ impl Endpoint {
                 self.fail_and_ring(inner);
             }
         } else {
-            self.count_debt(false);
+            self.set_pending_ack(false);
         }
         true
     }
@@ -127,17 +127,17 @@ impl Endpoint {
     /// An acknowledgement may have left.
     #[inline(always)]
     pub(crate) fn settled(&self, link: &Link) {
-        if self.owes() && !link.owes() {
-            self.count_debt(false);
+        if self.has_pending_ack() && !link.has_pending_reply() {
+            self.set_pending_ack(false);
         }
     }
 
-    /// The lane counts it among those who owe an acknowledgement, or not. With the lock.
+    /// The lane counts it among those with a pending acknowledgement, or not. With the lock.
     #[inline]
-    pub(super) fn count_debt(&self, owes: bool) {
-        if self.owes() != owes {
-            self.owes.store(owes, Ordering::Relaxed);
-            self.lane.count_debt(owes);
+    pub(super) fn set_pending_ack(&self, is_pending: bool) {
+        if self.has_pending_ack() != is_pending {
+            self.is_ack_pending.store(is_pending, Ordering::Relaxed);
+            self.lane.count_pending_ack(is_pending);
         }
     }
 

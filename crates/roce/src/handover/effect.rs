@@ -133,7 +133,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     static PROCESS: OnceLock<Mutex<Process>> = OnceLock::new();
     let process = lock(PROCESS.get_or_init(|| Mutex::new(Process::new())));
     let Process { net, datagrams, connected, memory, writable } = &*process;
-    let strangers = net.strangers.count();
+    let connections = net.other_users.count();
     let own: Vec<u32> = sorted(net);
     let number = datagrams.queue_pair.number();
     let mut others = [true, false].map(|trusted| Other::new(net, trusted));
@@ -304,7 +304,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         assert!(memory.bytes() == expected, "{choice} changed memory");
         assert!(writable.bytes() == untouched, "{choice} changed what only the peer may");
         assert_eq!(sorted(net), own, "queue pairs come and go by their program alone");
-        assert_eq!(net.strangers.count(), strangers + 1);
+        assert_eq!(net.other_users.count(), connections + 1);
         let (verdicts, open, channels) = net.local.sizes();
         assert!(verdicts <= 1 && open <= 1 && channels <= 1, "{verdicts} {open} {channels}");
     }
@@ -312,7 +312,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         other.feed.end(&other.here);
     }
     drop(others);
-    assert_eq!(net.strangers.count(), strangers);
+    assert_eq!(net.other_users.count(), connections);
     // A channel ends with the connection that it came by.
     let limit = Instant::now() + TEST_TIMEOUT;
     while net.local.sizes().2 > 0 {
@@ -320,7 +320,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         std::thread::yield_now();
     }
     assert_eq!(net.local.sizes().1, 0);
-    net.local.hub.meetings.forget_all();
+    net.local.hub.handshakes.forget_all();
     // The receives that are left come back.
     datagrams.to(State::Error, M::empty(), &Attributes::default());
     let mut left = 0;

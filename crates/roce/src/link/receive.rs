@@ -13,7 +13,7 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::heard::{self, Heard};
 use adverb_core::memory::Source;
 use adverb_core::{log, watch};
-use adverb_proto::ib::{DropReason, Owes, PACKET_COST, Verdict, goes_to_requester};
+use adverb_proto::ib::{DropReason, PACKET_COST, PendingReply, Verdict, goes_to_requester};
 use adverb_wire::ib::header::NakCode;
 use adverb_wire::ib::icrc::FlowCrc;
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
@@ -222,7 +222,7 @@ impl Link {
         // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
         // PRACTICE-ORDER-1
         if packet.bth().ack_request() && self.responder.is_next(packet) {
-            endpoint.owe();
+            endpoint.delay_ack();
         }
         let was_receiving = self.taken.is_some();
         if !self.reliable && !was_receiving {
@@ -264,12 +264,14 @@ impl Link {
         if matches!(verdict, Verdict::Accepted | Verdict::NotReady | Verdict::Refused(_)) {
             self.believe(packet, marked, queues.counters, now, taken);
         }
-        match self.responder.owes() {
+        match self.responder.pending_reply() {
             // IB-UC-14
-            Owes::Nothing => taken.failed |= self.has_ended(),
+            PendingReply::Nothing => taken.failed |= self.has_ended(),
             // IB-RC-RSP-49
-            Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
-            Owes::Acknowledgement | Owes::Response => taken.transmit = true,
+            PendingReply::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => {
+                taken.delays_ack = true
+            }
+            PendingReply::Acknowledgement | PendingReply::Response => taken.transmit = true,
         }
         verdict
     }

@@ -1,11 +1,11 @@
 //! What is answered on a connection: acknowledgements, the data of reads, notifications of congestion.
 
-use super::{LastWord, Link};
+use super::{FinalReply, Link};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, MOST_PACKETS_AT_ONCE};
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
-use adverb_proto::ib::{Owes, ReadSource, Refusal};
+use adverb_proto::ib::{PendingReply, ReadSource, Refusal};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER};
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Link {
     ) -> bool {
         let more = 'more: {
             let queues = &endpoint.queues;
-            if !self.notify && self.responder.owes() == Owes::Nothing {
+            if !self.notify && self.responder.pending_reply() == PendingReply::Nothing {
                 break 'more false;
             }
             let carrier = self.road.carrier();
@@ -48,10 +48,11 @@ impl Link {
             }
             for _ in 0..most {
                 // An acknowledgement is short.
-                let short = self.responder.owes() == Owes::Acknowledgement;
+                let short = self.responder.pending_reply() == PendingReply::Acknowledgement;
                 if !(if short { outlet.has_room_for(MAX_HEADER) } else { outlet.has_room() }) {
                     drop(outlet);
-                    break 'more !carrier.waits(endpoint, true) && self.responder.owes() != Owes::Nothing;
+                    break 'more !carrier.waits(endpoint, true)
+                        && self.responder.pending_reply() != PendingReply::Nothing;
                 }
                 let Some(reply) = self.responder.poll_transmit(space) else { break 'more false };
                 self.unacknowledged = 0;
@@ -88,7 +89,7 @@ impl Link {
                     }
                 }
             }
-            self.responder.owes() == Owes::Response
+            self.responder.pending_reply() == PendingReply::Response
         };
         if !self.kept.is_empty() && !self.responder.keeps() {
             self.kept.clear();
@@ -104,11 +105,11 @@ impl Link {
 
     /// Whether the peer waits for anything.
     #[inline]
-    pub(crate) fn owes(&self) -> bool {
-        self.responder.owes() != Owes::Nothing
+    pub(crate) fn has_pending_reply(&self) -> bool {
+        self.responder.pending_reply() != PendingReply::Nothing
     }
 
-    /// How many packets of what is owed go before the next request, as with adapters.
+    /// How many pending packets go before the next request, as with adapters.
     ///
     /// Within the host one, an acknowledgement as a rule: perftest with events counts on the order of completions. By the network an acknowledgement
     /// behind the data is one segment more of the same system call. There it stays if it is seen first all the same: behind a single packet, in one
@@ -121,13 +122,13 @@ impl Link {
         cursor: &mut SendCursor,
         batch: &mut Batch,
     ) -> usize {
-        if !self.owes() {
+        if !self.has_pending_reply() {
             return 0;
         }
         if self.near().is_some() {
             return 1;
         }
-        let is_followed = self.responder.owes() == Owes::Acknowledgement
+        let is_followed = self.responder.pending_reply() == PendingReply::Acknowledgement
             && self.is_whole()
             && batch.forms_trains()
             && !self.notify
@@ -144,14 +145,14 @@ impl Link {
         MOST_PACKETS_AT_ONCE
     }
 
-    /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
-    pub(crate) fn last_words(&mut self) -> Vec<LastWord> {
+    /// What is pending as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
+    pub(crate) fn final_replies(&mut self) -> Vec<FinalReply> {
         let mut words = Vec::new();
         let mut packet = [0; MAX_HEADER];
         while let Some(reply) = self.responder.poll_transmit(&mut packet)
             && reply.payload.is_none()
         {
-            words.push(LastWord {
+            words.push(FinalReply {
                 way: self.way,
                 carrier: self.road.carrier(),
                 packet,
@@ -163,7 +164,7 @@ impl Link {
 
     /// Whether the queue pair is in error because the peer's request was refused, and the peer has been told.
     pub(crate) fn has_ended(&self) -> bool {
-        self.refused.is_some() && self.responder.owes() == Owes::Nothing
+        self.refused.is_some() && self.responder.pending_reply() == PendingReply::Nothing
     }
 }
 

@@ -102,7 +102,7 @@ impl Link {
             return false;
         }
         let queues = &*endpoint.queues;
-        // The order is that of all packets: first the acknowledgement, then the debt, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
+        // The order is that of all packets: first the acknowledgement, then the note of the pending answer, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
         // packets does the first two once more, without effect.
         if let Some(number) = straight.acknowledged {
             self.take_acknowledgement(endpoint, number, has_work, now, sweep, taken);
@@ -112,7 +112,7 @@ impl Link {
         }
         // What the program sends by another queue pair, once it sees what this message brings, waits for the lock.
         // PRACTICE-ORDER-1
-        endpoint.owe();
+        endpoint.delay_ack();
         let Some(work) = queues.take_receive() else { return false };
         let fits = u64::from(straight.length) <= work.room;
         if watch::packets() && fits {

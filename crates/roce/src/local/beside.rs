@@ -71,10 +71,13 @@ impl Beside {
     /// Sends a Send that is being posted, if nothing is in the way.
     #[inline]
     pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
-        // Who owes an acknowledgement may owe it for what this request is about. The request brings that of its own queue pair along.
+        // A pending acknowledgement may be for what this request is about. The request brings that of its own queue pair along.
         // PRACTICE-ORDER-1
         let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
-        if !is_send || !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_owe(endpoint) {
+        if !is_send
+            || !self.is_bound.load(Ordering::Relaxed)
+            || endpoint.lane.others_have_pending_acks(endpoint)
+        {
             return Takeover::No;
         }
         let Some(mut inner) = endpoint.try_lock() else { return Takeover::No };
@@ -103,7 +106,7 @@ impl Beside {
     /// Carries out what has just been posted beside its lane, if it needs no packet, as far as nothing is in the way. False if the lane has to look.
     #[inline]
     pub(crate) fn send(&self, endpoint: &Endpoint) -> bool {
-        if !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_owe(endpoint) {
+        if !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_have_pending_acks(endpoint) {
             return false;
         }
         let Some(mut inner) = endpoint.try_lock() else {
@@ -121,7 +124,7 @@ impl Beside {
         // It ends under the lock, with a look for what has been posted.
         if self.copying.go_on() {
             // PRACTICE-ORDER-1
-            return !endpoint.owes();
+            return !endpoint.has_pending_ack();
         }
         let is_done = self.is_direct.load(Ordering::Relaxed)
             && match link.carry_out(endpoint, cursor, None) {

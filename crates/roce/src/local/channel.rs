@@ -102,7 +102,7 @@ impl Traffic for Packets {
         self.net.counters()
     }
 
-    /// The address of the lane says where acknowledgements may wait for company.
+    /// The address of the lane says where acknowledgements may be delayed.
     #[inline]
     fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> Intake {
         let Self { net, reliable } = channel.traffic();
@@ -200,7 +200,7 @@ impl Traffic for Packets {
     #[inline]
     fn finish(&self, (): ()) {}
 
-    /// A poll has taken it in, and may owe an answer.
+    /// A poll has taken it in, and an answer may be pending.
     fn found_nothing(&self) {
         self.net.all_lanes().for_each(|lane| lane.acknowledge_soon());
     }
@@ -210,7 +210,7 @@ impl Traffic for Packets {
     }
 
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
-        self.net.local.hub.meetings.tell(connection, descriptors)
+        self.net.local.hub.handshakes.tell(connection, descriptors)
     }
 
     fn ended(channel: &Channel, _: bool) {

@@ -134,7 +134,7 @@ pub(super) fn reach_straight(
         && link.takes_straight()
     {
         let has_work = || endpoint.queues.send.has_work(&cursor);
-        let mut all = PacketEffect { brings_no_deadline: true, owes: true, ..PacketEffect::default() };
+        let mut all = PacketEffect { brings_no_deadline: true, delays_ack: true, ..PacketEffect::default() };
         let (mut count, mut bytes) = (0, 0);
         while let Some(record) = left.take() {
             record.fetch_behind(0);
@@ -164,7 +164,7 @@ pub(super) fn reach_straight(
         let done = count + usize::from(all.failed);
         if done > 0 {
             sweep.count(endpoint.queues.counters, count as u32, bytes);
-            // Most messages leave nothing to do but to owe an acknowledgement, which waits for company where the lane of the queue pair is polled.
+            // Most messages leave nothing to do but an acknowledgement, which is delayed where the lane of the queue pair is polled.
             let is_timed = endpoint.is_timed() || link.deadline().is_none();
             if !is_timed || all.transmit || all.failed || sweep.polled != endpoint.lane.address() {
                 endpoint.conclude(inner, all, false, now, sweep);

@@ -1,7 +1,7 @@
 //! The same host: packets between two processes of one user go through memory that they share, without the network.
 //!
 //! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
-//! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Meetings`]). Once the two have agreed, all of their reliable
+//! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
 //! connections go by it ([`outlet`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection decide alike.
 //! Nothing is sent while they have not. What a queue pair has of all this is in [`near`] and [`beside`]. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
@@ -67,13 +67,13 @@ struct State {
     /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present. How often they have, and whether they still wait.
     unheard: HashMap<u32, (u32, bool)>,
     /// Blocks whose owners could not be asked, for datagrams, and when.
-    strangers: HashMap<u16, Duration>,
+    unreachable_owners: HashMap<u16, Duration>,
 }
 
 /// How long datagrams go to somebody by the network before he is asked again.
-const STRANGE_FOR: Duration = Duration::from_secs(1);
+const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
 /// So many are remembered at most.
-const MOST_STRANGERS: usize = 4096;
+const MOST_UNREACHABLE: usize = 4096;
 
 /// How long they wait at first, and each time twice as long, up to 64 times as long.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -141,8 +141,8 @@ impl State {
     /// Those of connect(2).
     fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way<Channel>> {
         let known = self.owners.get(&block).copied();
-        let meetings = &net.local.hub.meetings;
-        let before = known.and_then(|process| meetings.way(process, asker));
+        let handshakes = &net.local.hub.handshakes;
+        let before = known.and_then(|process| handshakes.way(process, asker));
         if let Some(way @ (Way::Channel(_) | Way::Undecided)) = before {
             return Ok(way);
         }
@@ -158,7 +158,7 @@ impl State {
             return Ok(Way::Network);
         };
         self.owners.insert(block, connection.process());
-        Ok(meetings.meet(net, connection, asker))
+        Ok(handshakes.meet(net, connection, asker))
     }
 }
 
@@ -204,7 +204,7 @@ impl Local {
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
     /// [`Local::decided`]. None: the other process has not been reached yet, and the asker asks again.
     fn seek(&self, net: &Arc<Net>, route: &Route, number: u32, asker: u32) -> Option<Way<Channel>> {
-        if self.hub.meetings.are_off() || !net.gids.has(route.destination) {
+        if self.hub.handshakes.are_off() || !net.gids.has(route.destination) {
             return Some(Way::Network);
         }
         let block = block_of(number);
@@ -229,7 +229,7 @@ impl Local {
     /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on. Otherwise they go by the network until one is,
     /// which this sees to.
     pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Carrier> {
-        if self.hub.meetings.are_off() || !net.gids.has(route.destination) {
+        if self.hub.handshakes.are_off() || !net.gids.has(route.destination) {
             return None;
         }
         let block = block_of(number);
@@ -238,17 +238,17 @@ impl Local {
         }
         let mut state = lock(&self.state);
         let now = time::now();
-        if state.strangers.get(&block).is_some_and(|since| now < *since + STRANGE_FOR) {
+        if state.unreachable_owners.get(&block).is_some_and(|since| now < *since + UNREACHABLE_FOR) {
             return None;
         }
         match state.ask(net, block, None) {
             Ok(Way::Channel(channel)) => return Some(Carrier::of(&channel)),
             Ok(Way::Undecided) => {}
             Ok(Way::Network) | Err(_) => {
-                if state.strangers.len() >= MOST_STRANGERS {
-                    state.strangers.clear();
+                if state.unreachable_owners.len() >= MOST_UNREACHABLE {
+                    state.unreachable_owners.clear();
                 }
-                state.strangers.insert(block, now);
+                state.unreachable_owners.insert(block, now);
             }
         }
         None
@@ -268,7 +268,7 @@ impl Local {
     /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn sizes(&self) -> (usize, usize, usize) {
-        let (verdicts, open) = self.hub.meetings.sizes();
+        let (verdicts, open) = self.hub.handshakes.sizes();
         (verdicts, open, self.hub.channels.all().len())
     }
 }
@@ -289,10 +289,10 @@ mod tests {
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();
         let process = std::process::id() as libc::pid_t;
-        let begun = adverb_samehost::Meetings::<Net>::began(process).unwrap();
-        net.local.hub.meetings.assume(process, Some(begun));
+        let begun = adverb_samehost::Handshakes::<Net>::began(process).unwrap();
+        net.local.hub.handshakes.assume(process, Some(begun));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Network)));
-        net.local.hub.meetings.assume(process, Some(begun - 1));
+        net.local.hub.handshakes.assume(process, Some(begun - 1));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
     }
 
@@ -320,10 +320,10 @@ mod tests {
         // Of somebody who has ended long ago, and shared nothing.
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
-        net.local.hub.meetings.assume(before, None);
+        net.local.hub.handshakes.assume(before, None);
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));
-        assert!(matches!(net.local.hub.meetings.way(now, None), Some(Way::Undecided)));
+        assert!(matches!(net.local.hub.handshakes.way(now, None), Some(Way::Undecided)));
     }
 }

@@ -71,7 +71,7 @@ impl OneSided for DirectPost {
     fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
         // The request may be about a message that has come: the lane acknowledges that first.
         // PRACTICE-ORDER-1
-        if self.lane.owes() {
+        if self.lane.has_pending_acks() {
             return AtPost::No;
         }
         self.at_once.carry_out(&self.channel.neighbour, queues, request)
@@ -278,7 +278,7 @@ impl Near {
             }
             // It may be about a message that has come since, to whichever thread has posted it: the lane acknowledges that first.
             // PRACTICE-ORDER-1
-            if endpoint.lane.owes() && !self.direct.has_begun() {
+            if endpoint.lane.has_pending_acks() && !self.direct.has_begun() {
                 return CopyProgress::Packets;
             }
             // A post may leave most of a long operation to another thread.

@@ -76,7 +76,7 @@ impl Carrier {
     /// Has the process at the other end look. Returns whether it makes sense to wait for room a little longer, in a thread that has `time` for it.
     pub(crate) fn urge(&self, time: bool) -> bool {
         let hopeful = self.0.as_ref().filter(|channel| channel.hopes(time));
-        hopeful.inspect(|channel| channel.nudge()).is_some()
+        hopeful.inspect(|channel| channel.wake_peer()).is_some()
     }
 }
 

@@ -10,10 +10,10 @@ use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_name;
 use crate::observer::Direction;
+use crate::other_users::Purpose;
 use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
-use crate::strangers::Purpose;
 use crate::strays::LOOKS;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
@@ -266,11 +266,11 @@ mod tests {
     use adverb_wire::ib::cm::{Dreq, Message};
     use std::net::Ipv4Addr;
 
-    /// Says goodbye to a connection of a process.
-    fn farewell(block: u16) -> [u8; MAD_LEN] {
+    /// A disconnect request for a connection of a process.
+    fn disconnect(block: u16) -> [u8; MAD_LEN] {
         let id = u32::from(block) << COUNTED;
-        let farewell = Dreq { local_communication_id: 5, remote_communication_id: id, ..Dreq::default() };
-        Message::from(farewell).to_mad(1).to_bytes()
+        let request = Dreq { local_communication_id: 5, remote_communication_id: id, ..Dreq::default() };
+        Message::from(request).to_mad(1).to_bytes()
     }
 
     /// Who sends datagrams for nobody has us look for nobody so often, and not for each. For whom we know, nobody looks.
@@ -283,7 +283,7 @@ mod tests {
         let now = Duration::from_secs(1000);
         let goes = |block, from, now| {
             let from = MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), from, PORT);
-            receiver.pass_on(&net, &farewell(block), &from, now)
+            receiver.pass_on(&net, &disconnect(block), &from, now)
         };
         // Processes take the last blocks last.
         let is_free = |block: &u16| Connection::open(&block_name(*block)).is_err();

@@ -3,8 +3,8 @@
 use super::message::{Own, granted};
 use super::{Manager, ManagerPeer};
 use crate::endpoint::{Endpoint, Observer};
-use crate::farewell::{Entry, Record};
 use crate::lock;
+use crate::orphans::{Entry, Record};
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -171,7 +171,7 @@ impl Link {
         }
     }
 
-    /// Takes in what has arrived for the queue pair: it came another way than the peer's farewell, and may say why there is one.
+    /// Takes in what has arrived for the queue pair: it came another way than the peer's disconnect request, and may say why there is one.
     fn take_in(&self) {
         let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
         if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {

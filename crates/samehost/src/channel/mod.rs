@@ -34,7 +34,7 @@ use std::time::Duration;
 const ENOUGH: usize = 256;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
 /// end while their peer still has a request under way that nobody needs any more.
-const MOURNING: Duration = Duration::from_millis(500);
+const DEAD_PEER_GRACE: Duration = Duration::from_millis(500);
 
 /// A sender of records.
 pub trait Sender: Send + Sync + 'static {
@@ -250,7 +250,7 @@ impl<T: Traffic> Channel<T> {
     }
 
     /// Has the other side look, if it sleeps.
-    pub fn nudge(&self) {
+    pub fn wake_peer(&self) {
         let sleeps = self.tx.lock().producer.peer_sleeps();
         if sleeps {
             self.ring();
@@ -389,7 +389,7 @@ impl<T: Traffic> Channel<T> {
         // That may have come out just now.
         T::ended(self, self.is_distrusted.load(Ordering::SeqCst));
         let Some(this) = self.this.upgrade() else { return };
-        let later = self.traffic.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
+        let later = self.traffic.engine().and_then(|engine| engine.reactor.set_timer(DEAD_PEER_GRACE, this));
         if later.is_err() {
             self.fail();
         }

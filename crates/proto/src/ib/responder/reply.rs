@@ -8,7 +8,7 @@ use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::ib::packet::Packet;
 
 use super::super::{MAX_MESSAGE, Service, opcode, packets, psn};
-use super::{DropReason, Owes, Refusal, Remote, Responder, ResponderHost, Verdict};
+use super::{DropReason, PendingReply, Refusal, Remote, Responder, ResponderHost, Verdict};
 
 /// A packet of a responder: headers in the buffer, and what belongs behind them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +125,7 @@ impl Responder {
     /// Queues the answer to a request that was carried out. It acknowledges all before it.
     // IB-RC-RSP-44
     pub(super) fn queue_new(&mut self, response: Response) {
-        self.owes_acknowledgement = Owes::Nothing;
+        self.pending_acknowledgement = PendingReply::Nothing;
         self.has_answered = true;
         self.new_responses += 1;
         self.responses.push_back(response);
@@ -207,13 +207,13 @@ impl Responder {
                 (self.expected, Syndrome::ReceiverNotReady { timer: self.options.min_rnr_timer })
             }
             Some(Nak::Refused(number, code)) => (number, Syndrome::Nak(code)),
-            None if self.owes_acknowledgement != Owes::Nothing => {
+            None if self.pending_acknowledgement != PendingReply::Nothing => {
                 // IB-RC-RSP-48, IB-RC-RSP-57, IB-SRQ-12
                 (psn::add(self.expected, psn::MASK), Syndrome::Ack { credits: CREDITS_UNLIMITED })
             }
             None => return None,
         };
-        self.owes_acknowledgement = Owes::Nothing;
+        self.pending_acknowledgement = PendingReply::Nothing;
         let header = self.write_headers(Opcode::Acknowledge, number, 0, buffer, |writer| {
             // IB-RC-RSP-56
             writer.put(&Aeth::new(syndrome, self.msn));
@@ -225,10 +225,13 @@ impl Responder {
     /// sent. Its user brings it to the peer's [`Requester::acknowledged`](super::super::Requester::acknowledged).
     #[inline]
     pub fn take_acknowledgement(&mut self) -> Option<u32> {
-        if self.owes_acknowledgement == Owes::Nothing || self.nak.is_some() || !self.responses.is_empty() {
+        if self.pending_acknowledgement == PendingReply::Nothing
+            || self.nak.is_some()
+            || !self.responses.is_empty()
+        {
             return None;
         }
-        self.owes_acknowledgement = Owes::Nothing;
+        self.pending_acknowledgement = PendingReply::Nothing;
         // IB-RC-RSP-48, IB-RC-RSP-57, IB-SRQ-12
         Some(psn::add(self.expected, psn::MASK))
     }
@@ -240,7 +243,7 @@ impl Responder {
     pub fn repeat_acknowledgement(&mut self) {
         let has_received = self.expected != self.options.expected_psn & psn::MASK;
         if has_received && !self.has_answered && !self.failed && self.options.service != Service::Uc {
-            self.owes_acknowledgement = Owes::Response;
+            self.pending_acknowledgement = PendingReply::Response;
         }
     }
 

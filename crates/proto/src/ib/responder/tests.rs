@@ -252,10 +252,10 @@ fn sends_are_delivered_and_acknowledged_together() {
     let mut bench = Bench::new(Service::Rc);
     bench.host.receives.extend([1000, 1000, 0]);
     bench.accept(Ask { asks: false, ..ask(Opcode::SendFirst, 0, MTU) });
-    assert_eq!(bench.responder.owes(), Owes::Nothing);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Nothing);
     assert!(bench.responder.holds_receive());
     bench.accept(ask(Opcode::SendMiddle, 1, MTU));
-    assert_eq!(bench.responder.owes(), Owes::Response);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Response);
     bench.accept(Ask { solicited: true, ..word(Opcode::SendLastImmediate, 2, 9, 5) });
     bench.accept(word(Opcode::SendOnlyInvalidate, 3, 44, 1));
     bench.accept(ask(Opcode::SendOnly, 4, 0));
@@ -274,7 +274,7 @@ fn sends_are_delivered_and_acknowledged_together() {
         ]
     );
     assert_eq!(bench.said(), [ack(4, 3)]);
-    assert_eq!(bench.responder.owes(), Owes::Nothing);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Nothing);
     assert!(!bench.responder.holds_receive());
 }
 
@@ -284,7 +284,7 @@ fn an_acknowledgement_that_ends_a_message_may_wait() {
     let mut bench = Bench::new(Service::Rc);
     bench.host.receives.push_back(10);
     bench.accept(ask(Opcode::SendOnly, 0, 4));
-    assert_eq!(bench.responder.owes(), Owes::Acknowledgement);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Acknowledgement);
 }
 
 // IB-RC-RSP-22, IB-RC-RSP-34, IB-RC-RSP-35, IB-RC-RSP-38
@@ -323,7 +323,7 @@ fn duplicates_are_acknowledged_and_touch_nothing() {
     let events = bench.host.events.clone();
     assert_eq!(bench.take(ask(Opcode::SendOnly, 0, 4)), Verdict::Duplicate);
     assert_eq!(bench.take(reth(Opcode::WriteOnly, 1, 0x100, 4, 4)), Verdict::Duplicate);
-    assert_eq!(bench.responder.owes(), Owes::Response);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Response);
     assert_eq!(bench.said(), [ack(1, 2)]);
     assert_eq!(bench.host.events, events);
 }
@@ -333,7 +333,11 @@ fn duplicates_are_acknowledged_and_touch_nothing() {
 fn the_last_acknowledgement_is_repeated_where_there_was_one() {
     let mut bench = Bench::new(Service::Rc);
     bench.responder.repeat_acknowledgement();
-    assert_eq!(bench.responder.owes(), Owes::Nothing, "nothing has come that could be acknowledged");
+    assert_eq!(
+        bench.responder.pending_reply(),
+        PendingReply::Nothing,
+        "nothing has come that could be acknowledged"
+    );
     bench.host.receives.push_back(10);
     bench.accept(ask(Opcode::SendOnly, 0, 4));
     assert_eq!(bench.said(), [ack(0, 1)]);
@@ -549,7 +553,7 @@ fn read_responses_come_in_order_and_before_later_acknowledgements() {
     bench.accept(reth(Opcode::ReadRequest, 1, 0x200, 2 * MTU as u32 + 1, 0));
     bench.accept(atomic(Opcode::FetchAdd, 4, 0x100, 5, 0));
     bench.accept(ask(Opcode::SendOnly, 5, 4));
-    assert_eq!(bench.responder.owes(), Owes::Response);
+    assert_eq!(bench.responder.pending_reply(), PendingReply::Response);
     let credits = adverb_wire::ib::header::CREDITS_UNLIMITED;
     let ok = Some(Syndrome::Ack { credits });
     assert_eq!(
@@ -758,7 +762,7 @@ fn an_unreliable_message_with_a_gap_is_dropped() {
             Event::Written(0x100, 4),
         ]
     );
-    assert_eq!((bench.responder.owes(), bench.said()), (Owes::Nothing, vec![]));
+    assert_eq!((bench.responder.pending_reply(), bench.said()), (PendingReply::Nothing, vec![]));
 }
 
 // IB-UC-2, IB-UC-7, IB-UC-10, IB-UC-11, IB-UC-12

@@ -8,8 +8,8 @@
 //! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
 //! connections, since each knows the other by the number that the kernel gives.
 
+mod initiator;
 mod message;
-mod suitor;
 
 use crate::bell::Bell;
 use crate::channel::{Channel, Traffic};
@@ -23,12 +23,12 @@ use adverb_core::memory::ways::Together;
 use adverb_core::random;
 use adverb_core::seqpacket::{Connection, Descriptors};
 use adverb_local::Segment;
+use initiator::Initiator;
 use message::{Message, What};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, OnceLock};
-use suitor::Suitor;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use message::try_bytes;
@@ -44,12 +44,12 @@ pub trait Side: Send + Sync + Sized + 'static {
     type Traffic: Traffic;
     /// What this transport has in common with others.
     fn hub(&self) -> &Hub<Self>;
-    /// Sends a message of a meeting, in the form that sockets of the transport carry.
+    /// Sends a message of a handshake, in the form that sockets of the transport carry.
     ///
     /// # Errors
     /// Those of sendmsg(2).
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> io::Result<()>;
-    /// The message of a meeting that has come in this form, if it is one.
+    /// The message of a handshake that has come in this form, if it is one.
     fn hear(bytes: &[u8]) -> Option<&[u8]>;
     /// Makes a channel. Nobody goes by it before [`Side::decided`].
     ///
@@ -141,7 +141,7 @@ fn key(connection: &Arc<Connection>) -> usize {
 }
 
 /// Which processes this one has met, and how that has ended. Thread-safe.
-pub struct Meetings<S: Side> {
+pub struct Handshakes<S: Side> {
     /// By which other processes know this one.
     nonce: OnceLock<u64>,
     off: OnceLock<bool>,
@@ -150,14 +150,14 @@ pub struct Meetings<S: Side> {
     open: Mutex<HashMap<usize, AcceptedOffer>>,
 }
 
-impl<S: Side> Default for Meetings<S> {
+impl<S: Side> Default for Handshakes<S> {
     fn default() -> Self {
         let verdicts = Mutex::new(Verdicts(HashMap::new()));
         Self { nonce: OnceLock::new(), off: OnceLock::new(), verdicts, open: Mutex::default() }
     }
 }
 
-impl<S: Side> Meetings<S> {
+impl<S: Side> Handshakes<S> {
     /// Whether nobody is met: `ADVERB_LOCAL=off`.
     pub fn are_off(&self) -> bool {
         *self.off.get_or_init(|| !Together::now().shares())
@@ -204,7 +204,7 @@ impl<S: Side> Meetings<S> {
             return way;
         }
         // With the lock: the answer finds the verdict.
-        let (verdict, way) = match Suitor::offer(side, connection) {
+        let (verdict, way) = match Initiator::offer(side, connection) {
             Ok(()) => {
                 let waiting = asker.into_iter().collect();
                 (Verdict::Pending { waiting, offered: true }, Way::Undecided)
@@ -308,7 +308,7 @@ impl<S: Side> Meetings<S> {
         match verdicts.0.get(&process) {
             Some(Verdict::Network(_) | Verdict::Channel(_)) => return What::Refuse,
             Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
-                return What::MineFirst;
+                return What::OfferCrossed;
             }
             Some(Verdict::Pending { .. }) | None => {}
         }

@@ -1,6 +1,6 @@
 //! The parent's look at the processes that write into the record.
 
-use super::{Page, goodbye};
+use super::{Page, disconnect};
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,7 +13,7 @@ pub struct Watch {
     socket: UnixDatagram,
 }
 
-/// A thread that says goodbye for whoever ends.
+/// A thread that sends the disconnect requests of processes that end.
 pub struct Watching {
     thread: JoinHandle<()>,
     /// What is sent by it ends the thread.
@@ -109,7 +109,7 @@ impl Watch {
                 processes.iter().filter(|process| process.is_gone()).map(|p| p.owner).collect();
             processes.retain(|process| !gone.contains(&process.owner));
             if !gone.is_empty() {
-                goodbye::say(&self.page.take(&gone));
+                disconnect::say(&self.page.take(&gone));
             } else if polled[1].revents != 0 {
                 return;
             }
@@ -126,7 +126,7 @@ impl Watch {
 }
 
 impl Watching {
-    /// Returns when goodbye is said for all who have ended.
+    /// Returns when all disconnect requests of processes that have ended are sent.
     pub fn end(self) {
         if self.stop.send(&[0]).is_ok() {
             let _ = self.thread.join();

@@ -1,10 +1,10 @@
-//! Goodbye in the name of the killed.
+//! Disconnect requests for the connections of killed processes, the orphans.
 //!
 //! A kernel ends the connections of a process that is killed. Here nobody is left to do it but the parent: `adverb run` makes a record in a memfd,
 //! which its program and the program's children inherit and write their connections into. A process that does so tells the parent by a socket
 //! that it has inherited, too. When one has ended, whoever started it, the parent sends a disconnect request for whatever is left of it.
 
-mod goodbye;
+mod disconnect;
 mod watch;
 
 pub use watch::Watch;
@@ -315,7 +315,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     for slot in page.slots.iter().rev().take(written.len()) {
         slot.state.store(FREE, Ordering::Relaxed);
     }
-    goodbye::try_entries(&left, answers);
+    disconnect::try_entries(&left, answers);
 }
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ pub(super) enum What {
     Offer = 1,
     Accept = 2,
     Confirm = 3,
-    MineFirst = 4,
+    OfferCrossed = 4,
     Refuse = 5,
     /// Descriptors come with it: of the table of keys, and, if some of it can be mapped, of the memory that they open.
     Memory = 6,
 }
 
-/// A message of this meeting: all numbers in the host's order.
+/// A message of this handshake: all numbers in the host's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) what: What,
@@ -45,7 +45,8 @@ impl Message {
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
+        let kinds =
+            [What::Offer, What::Accept, What::Confirm, What::OfferCrossed, What::Refuse, What::Memory];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
             nonce: word(1),

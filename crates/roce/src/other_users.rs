@@ -27,17 +27,17 @@ pub(crate) enum Purpose {
 
 /// See the module. Thread-safe.
 #[derive(Default)]
-pub(crate) struct Strangers(Mutex<State>);
+pub(crate) struct OtherUsers(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     /// Those that have been silent the longest come first.
-    all: Vec<Stranger>,
+    all: Vec<OtherConnection>,
     /// A timer runs that looks for silent ones.
     is_watched: bool,
 }
 
-struct Stranger {
+struct OtherConnection {
     connection: Arc<Connection>,
     purpose: Purpose,
     /// None is one user more, of all whom the system does not name.
@@ -46,7 +46,7 @@ struct Stranger {
     heard: Duration,
 }
 
-impl Strangers {
+impl OtherUsers {
     /// Lets a connection in. Where there are as many as may be, the user that has the most loses the connection that has been silent the longest. True if
     /// somebody has to look for silent ones [after a while](Self::hang_up_silent).
     ///
@@ -71,7 +71,7 @@ impl Strangers {
             // It is found to have gone, and what it has said before is still heard.
             all.remove(gone).connection.hang_up();
         }
-        all.push(Stranger { connection: connection.clone(), purpose, user, heard: now });
+        all.push(OtherConnection { connection: connection.clone(), purpose, user, heard: now });
         Ok(purpose == Purpose::Asks && !std::mem::replace(is_watched, true))
     }
 
@@ -81,7 +81,7 @@ impl Strangers {
         let mut state = lock(&self.0);
         if let Some(place) = state.all.iter().position(|it| Arc::ptr_eq(&it.connection, connection)) {
             let stranger = state.all.remove(place);
-            state.all.push(Stranger { heard: now, ..stranger });
+            state.all.push(OtherConnection { heard: now, ..stranger });
         }
     }
 
@@ -124,11 +124,11 @@ impl Strangers {
 /// # Errors
 /// When there are too many, and when there is no thread to look after it.
 pub(crate) fn admit(net: &Arc<Net>, connection: &Arc<Connection>, purpose: Purpose) -> Result<()> {
-    if net.strangers.enter(connection, purpose, time::now())? {
+    if net.other_users.enter(connection, purpose, time::now())? {
         let watched = net.engine().and_then(|engine| engine.reactor.set_timer(SILENCE, Watch::of(net)));
         if let Err(error) = watched {
-            net.strangers.leave(connection);
-            lock(&net.strangers.0).is_watched = false;
+            net.other_users.leave(connection);
+            lock(&net.other_users.0).is_watched = false;
             return Err(error);
         }
     }
@@ -148,11 +148,11 @@ impl Source for Watch {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        let strangers = &self.0.strangers;
-        if let (Some(after), Ok(engine)) = (strangers.hang_up_silent(time::now()), self.0.engine())
+        let others = &self.0.other_users;
+        if let (Some(after), Ok(engine)) = (others.hang_up_silent(time::now()), self.0.engine())
             && engine.reactor.set_timer(after, Self::of(&self.0)).is_err()
         {
-            lock(&strangers.0).is_watched = false;
+            lock(&others.0).is_watched = false;
         }
     }
 }
@@ -169,37 +169,36 @@ mod tests {
 
     #[test]
     fn silent_ones_go_and_those_that_watch_stay() {
-        let strangers = Strangers::default();
+        let others = OtherUsers::default();
         let [[silent, _s], [talks, _t], [watches, _w]] = connections(3).try_into().ok().unwrap();
-        assert!(!strangers.enter(&watches, Purpose::Watches, START).unwrap());
-        assert!(strangers.enter(&silent, Purpose::Asks, START).unwrap());
+        assert!(!others.enter(&watches, Purpose::Watches, START).unwrap());
+        assert!(others.enter(&silent, Purpose::Asks, START).unwrap());
         let later = START + Duration::from_secs(1);
-        assert!(!strangers.enter(&talks, Purpose::Asks, later).unwrap(), "somebody looks already");
-        assert_eq!(strangers.hang_up_silent(START + SILENCE), Some(Duration::from_secs(1)));
+        assert!(!others.enter(&talks, Purpose::Asks, later).unwrap(), "somebody looks already");
+        assert_eq!(others.hang_up_silent(START + SILENCE), Some(Duration::from_secs(1)));
         assert_eq!([&silent, &talks, &watches].map(|it| it.has_hung_up()), [true, false, false]);
-        assert_eq!(strangers.hang_up_silent(later + SILENCE), None);
+        assert_eq!(others.hang_up_silent(later + SILENCE), None);
         assert_eq!([&talks, &watches].map(|it| it.has_hung_up()), [true, false]);
-        assert_eq!(strangers.count(), 1);
-        assert!(strangers.enter(&talks, Purpose::Asks, later).unwrap(), "nobody looks any more");
+        assert_eq!(others.count(), 1);
+        assert!(others.enter(&talks, Purpose::Asks, later).unwrap(), "nobody looks any more");
     }
 
     #[test]
     fn a_user_that_has_all_places_loses_one_for_its_next_question_and_none_to_watch() {
-        let strangers = Strangers::default();
+        let others = OtherUsers::default();
         let all = connections(MOST + 1);
         for [here, _] in &all[..MOST] {
-            strangers.enter(here, Purpose::Asks, START).unwrap();
+            others.enter(here, Purpose::Asks, START).unwrap();
         }
-        strangers.heard(&all[0][0]);
-        strangers.enter(&all[MOST][0], Purpose::Asks, START).unwrap();
+        others.heard(&all[0][0]);
+        others.enter(&all[MOST][0], Purpose::Asks, START).unwrap();
         let gone: Vec<usize> = (0..=MOST).filter(|place| all[*place][1].has_hung_up()).collect();
         assert_eq!(gone, [1], "the one that has been silent the longest");
         let watching = connections(MOST + 1);
-        let entered =
-            watching.iter().filter(|[here, _]| strangers.enter(here, Purpose::Watches, START).is_ok());
+        let entered = watching.iter().filter(|[here, _]| others.enter(here, Purpose::Watches, START).is_ok());
         assert_eq!(entered.count(), MOST);
         assert!(watching.iter().all(|[_, there]| !there.has_hung_up()));
-        strangers.leave(&watching[0][0]);
-        assert!(strangers.enter(&watching[MOST][0], Purpose::Watches, START).is_ok());
+        others.leave(&watching[0][0]);
+        assert!(others.enter(&watching[MOST][0], Purpose::Watches, START).is_ok());
     }
 }

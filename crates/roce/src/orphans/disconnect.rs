@@ -125,7 +125,7 @@ impl Entry {
 }
 
 impl Peer<'_> {
-    /// Says goodbye where it lives, or at port 4791, and asks.
+    /// Sends a disconnect request to where it lives, or to port 4791, and asks.
     fn tell(&mut self, socket: &UdpSocket, transaction: u64) -> io::Result<()> {
         let entry = self.entry;
         self.told += u32::from(self.port.is_some());

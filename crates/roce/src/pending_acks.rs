@@ -1,6 +1,6 @@
 //! By which lanes a thread has found what is not acknowledged yet.
 //!
-//! An acknowledgement waits for company on its own lane, where it goes in front of everything else. By another lane its thread may send what follows from the
+//! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane its thread may send what follows from the
 //! message, and the peer would see that first. So it leaves before. The thread that finds the message is not always the one that has taken it in: that may be
 //! the background thread, or a poll of another queue, which may be kept from its processor before it acknowledges.
 // PRACTICE-ORDER-1

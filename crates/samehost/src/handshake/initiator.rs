@@ -1,7 +1,7 @@
 //! An offer of this process, and its answer.
 
 use super::message::{Message, What};
-use super::{Meetings, Side};
+use super::{Handshakes, Side};
 use crate::bell::Bell;
 use crate::lock;
 use crate::parts::Parts;
@@ -21,7 +21,7 @@ use std::time::Duration;
 const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
-pub(super) struct Suitor<S: Side> {
+pub(super) struct Initiator<S: Side> {
     side: Arc<S>,
     /// Whom it is made.
     process: libc::pid_t,
@@ -31,16 +31,16 @@ pub(super) struct Suitor<S: Side> {
     token: OnceLock<Token>,
 }
 
-impl<S: Side> Suitor<S> {
+impl<S: Side> Initiator<S> {
     /// Offers a channel to the process at the other end.
     pub(super) fn offer(side: &Arc<S>, connection: Connection) -> io::Result<()> {
         let (segment, memory) = Segment::create()?;
         let (ours, theirs) = (Bell::new()?, Bell::new()?);
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
-        side.hub().meetings.say(&connection, What::Offer, None, &descriptors)?;
+        side.hub().handshakes.say(&connection, What::Offer, None, &descriptors)?;
         let fd = connection.fd();
-        let suitor = Arc::new(Self {
+        let initiator = Arc::new(Self {
             side: side.clone(),
             process: connection.process(),
             connection: Arc::new(connection),
@@ -49,14 +49,14 @@ impl<S: Side> Suitor<S> {
         });
         let failed = |error: Error| io::Error::other(error.to_string());
         let reactor = &engine::engine().map_err(failed)?.reactor;
-        let token = reactor.add(fd, READABLE | PEER_CLOSED, suitor.clone()).map_err(failed)?;
-        let _ = suitor.token.set(token);
-        reactor.set_timer(OFFER_TIMEOUT, suitor).map_err(failed)?;
+        let token = reactor.add(fd, READABLE | PEER_CLOSED, initiator.clone()).map_err(failed)?;
+        let _ = initiator.token.set(token);
+        reactor.set_timer(OFFER_TIMEOUT, initiator).map_err(failed)?;
         Ok(())
     }
 
-    fn meetings(&self) -> &Meetings<S> {
-        &self.side.hub().meetings
+    fn handshakes(&self) -> &Handshakes<S> {
+        &self.side.hub().handshakes
     }
 
     /// The socket is not looked at any more; it closes with the last who has it, which tells the other.
@@ -70,7 +70,7 @@ impl<S: Side> Suitor<S> {
     fn give_up(&self) {
         self.leave();
         self.connection.hang_up();
-        self.meetings().decide(&self.side, self.process, None);
+        self.handshakes().decide(&self.side, self.process, None);
     }
 
     fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
@@ -84,20 +84,20 @@ impl<S: Side> Suitor<S> {
                 let reads = found.is_some() && answer.proves();
                 let parts = Parts::new(self.connection.clone(), segment, (ours, theirs), reads);
                 let Ok(channel) = self.side.open(parts) else { return self.give_up() };
-                if self.meetings().say(&self.connection, What::Confirm, found, &[]).is_err() {
+                if self.handshakes().say(&self.connection, What::Confirm, found, &[]).is_err() {
                     channel.end();
                     return self.give_up();
                 }
-                self.meetings().decide(&self.side, self.process, Some(&channel));
+                self.handshakes().decide(&self.side, self.process, Some(&channel));
             }
             // It decides with the other's offer.
-            What::MineFirst => {}
+            What::OfferCrossed => {}
             _ => self.give_up(),
         }
     }
 }
 
-impl<S: Side> Source for Suitor<S> {
+impl<S: Side> Source for Initiator<S> {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         let mut buffer = [0; 256];
         loop {
@@ -119,7 +119,7 @@ impl<S: Side> Source for Suitor<S> {
         }
         self.leave();
         if lock(&self.offered).take().is_some() {
-            self.meetings().decide(&self.side, self.process, None);
+            self.handshakes().decide(&self.side, self.process, None);
         }
         self.side.hub().hung_up(&self.side, &self.connection);
     }
@@ -132,8 +132,8 @@ impl<S: Side> Source for Suitor<S> {
             self.leave();
             self.connection.hang_up();
         }
-        if !self.meetings().has_accepted(self.process) {
-            self.meetings().decide(&self.side, self.process, None);
+        if !self.handshakes().has_accepted(self.process) {
+            self.handshakes().decide(&self.side, self.process, None);
         }
     }
 }
