@@ -14,7 +14,7 @@ use crate::datagram::DatagramLink;
 use crate::gid::Gids;
 use crate::lane::Lane;
 use crate::link::Link;
-use crate::local::{Behind, Beside, Delivery};
+use crate::local::{Beside, Delivery, WaitingSince};
 use crate::locate::{Location, LocationQuery, Place};
 use crate::lock;
 use crate::net::Net;
@@ -46,7 +46,7 @@ pub(crate) struct Endpoint {
     is_timed: AtomicBool,
     /// What is done beside the lane where its peer is on this host, and which messages from there wait for the program.
     pub(crate) beside: Beside,
-    pub(crate) behind: Behind,
+    pub(crate) behind: WaitingSince,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
     /// An unreliable message that comes by the network has taken a receive, and is not complete.
@@ -134,7 +134,7 @@ impl Endpoint {
             is_queued: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
             beside: Beside::default(),
-            behind: Behind::default(),
+            behind: WaitingSince::default(),
             is_short: AtomicBool::new(false),
             is_receiving: AtomicBool::new(false),
             message_packets: AtomicU64::new(0),

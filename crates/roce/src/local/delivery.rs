@@ -27,15 +27,15 @@ pub(crate) struct Delivery<'a> {
 }
 
 /// Since when messages wait for the program, in nanoseconds; zero where none does.
-pub(crate) struct Behind(AtomicU64);
+pub(crate) struct WaitingSince(AtomicU64);
 
-impl Default for Behind {
+impl Default for WaitingSince {
     fn default() -> Self {
         Self(AtomicU64::new(Self::NEVER))
     }
 }
 
-impl Behind {
+impl WaitingSince {
     /// Nothing has waited, and nothing does: the program has not received anything so far.
     const NEVER: u64 = u64::MAX;
 

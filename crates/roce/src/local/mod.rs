@@ -20,7 +20,7 @@ mod straight;
 pub(crate) use beside::Beside;
 pub(crate) use channel::Channel;
 use channel::Packets;
-pub(crate) use delivery::{Behind, Delivery};
+pub(crate) use delivery::{Delivery, WaitingSince};
 pub(crate) use near::{Near, TurnOutcome};
 pub(crate) use outlet::Carrier;
 use record::LONGEST_HERE;

@@ -74,7 +74,6 @@ pub(super) const NAMESAKES: &[Homonym] = &[
     Homonym {
         layer: "transports, sockets",
         names: &[
-            "Behind",
             "By",
             "Channel",
             "ChannelSnapshot",
