@@ -254,7 +254,7 @@ def top_live(adverb):
 
             wait_until(shows(str(pid), "RTS", "LAST ERROR", "adverb top"), LIMIT_S, "the programs are there")
             type_in("/no such program\r")
-            wait_until(shows("no program of this user is using a device now"), LIMIT_S, "the filter works")
+            wait_until(shows('m" is not in '), LIMIT_S, "the filter works")
             type_in("q")
             wait_until(lambda: (output(), child.poll())[1] is not None, LIMIT_S, "the view ends")
             text = output()
