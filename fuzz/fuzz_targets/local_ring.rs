@@ -6,4 +6,4 @@ mod driver;
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| driver::run(input, &mut driver::Seen::default()));
+fuzz_target!(|input: &[u8]| driver::run(input, &mut driver::ReadCount::default()));

@@ -159,7 +159,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         Takeover::No
     }
 
-    /// Does what [`TakenOver::Sent`] has asked for. With no lock of the queue pair.
+    /// Does what [`Takeover::Sent`] has asked for. With no lock of the queue pair.
     fn follow_up(&self) {}
 
     /// The program is about to change or end the queue pair: what has been posted before and waits to be gathered leaves, as far as there is room.
