@@ -27,11 +27,11 @@ pub(crate) enum HandoverKind {
     Leave = 4,
     /// A management datagram without its packet, which the sender has checked; from the receiver's own user only.
     Management = 5,
-    /// An answer to [`Kind::Join`]: from now on the group's packets are handed over.
+    /// An answer to [`HandoverKind::Join`]: from now on the group's packets are handed over.
     Joined = 6,
     /// About a channel ([`crate::local`]).
     Channel = 7,
-    /// The other answer to [`Kind::Join`]: they cannot be had, for the reason in `source_port`, an errno.
+    /// The other answer to [`HandoverKind::Join`]: they cannot be had, for the reason in `source_port`, an errno.
     NotJoined = 8,
 }
 
