@@ -17,7 +17,7 @@ int main(void)
 	wait_arrived(&pair, mr);
 	zero(ibv_req_notify_cq(pair.b.received, 0));
 	struct pollfd sleeper = {.fd = pair.events->fd, .events = POLLIN};
-	if (poll(&sleeper, 1, 1300)) {
+	if (poll(&sleeper, 1, 2500)) {
 		struct ibv_cq *cq;
 		void *context;
 		zero(ibv_get_cq_event(pair.events, &cq, &context));

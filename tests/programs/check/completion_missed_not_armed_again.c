@@ -13,7 +13,7 @@ int main(void)
 	for (int i = 0; i < 2; i++) {
 		post_receive(pair.b.qp, i, mr, 2048, 64);
 		post_send(pair.a.qp, i, mr, 0, 64);
-		if (poll(&sleeper, 1, i ? 1300 : LONG_MS) == 1) {
+		if (poll(&sleeper, 1, i ? 2500 : LONG_MS) == 1) {
 			struct ibv_cq *cq;
 			void *context;
 			zero(ibv_get_cq_event(pair.events, &cq, &context));

@@ -30,7 +30,7 @@ int main(void)
 		return 1;
 	wait_good(pair.b.received, 1);
 	zero(ibv_req_notify_cq(pair.b.received, 0));
-	sleep_for_event(&pair, 1300);
+	sleep_for_event(&pair, 2500);
 	wait_good(pair.b.received, 1);
 	end_region(mr);
 	close_pair(&pair);

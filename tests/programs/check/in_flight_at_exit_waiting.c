@@ -1,7 +1,7 @@
 /* The peer has no receive for the message, which waits. The program does not: it ends.
  * expects: in-flight-at-exit: request 0x7 ... is under way when the program ends
  * remedy: poll the completions of all requests before the program ends
- * also: object-leaked
+ * also: object-leaked no-receive
  * only: roce0
  */
 #include "common.h"

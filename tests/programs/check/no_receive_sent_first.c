@@ -11,7 +11,7 @@ int main(void)
 	struct ibv_sge list = piece(mr, 0, 64);
 	struct ibv_send_wr wr = request(1, IBV_WR_SEND, &list, IBV_SEND_SIGNALED), *bad;
 	zero(ibv_post_send(pair.a.qp, &wr, &bad));
-	usleep(1200000);
+	usleep(1700000);
 	post_receive(pair.b.qp, 1, mr, 2048, 64);
 	wait_good(pair.b.received, 1);
 	wait_good(pair.a.sent, 1);

@@ -12,7 +12,7 @@ int main(void)
 	struct ibv_send_wr wr = one_sided(1, IBV_WR_RDMA_WRITE_WITH_IMM, &list, mr, 2048), *bad;
 	wr.imm_data = htonl(42);
 	zero(ibv_post_send(pair.a.qp, &wr, &bad));
-	usleep(1200000);
+	usleep(1700000);
 	struct ibv_recv_wr receive = {.wr_id = 1}, *bad_receive;
 	zero(ibv_post_recv(pair.b.qp, &receive, &bad_receive));
 	wait_good(pair.b.received, 1);

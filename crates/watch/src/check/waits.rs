@@ -404,7 +404,7 @@ impl State {
                 self.flight.oldest_send(number).is_some()
             };
             if waits {
-                self.waits.missing.entry((number, is_here)).or_insert((now, now)).1 = now;
+                self.waits.missing.entry((number, is_here)).or_insert((when, now)).1 = now;
             }
         }
         // RoCE tells again and again while it lasts. iWARP tells once, and waits for a receive for two seconds.
