@@ -1,7 +1,7 @@
 //! `adverb run --check` and `adverb check list`: what a program does wrong with verbs.
 
 use crate::failure::Failure;
-use adverb_watch::check::setting::{self, Format};
+use adverb_watch::check::setting::{self, FindingFormat};
 use adverb_watch::check::{list, suppressions};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(crate) struct CheckOptions {
     check_suppress: Option<String>,
 
     /// The format of findings: text for people, or a JSON object in each line
-    #[arg(long, value_name = "FORMAT", value_parser = Format::NAMES, requires = "check")]
+    #[arg(long, value_name = "FORMAT", value_parser = FindingFormat::NAMES, requires = "check")]
     check_format: Option<String>,
 
     /// Write findings into this file in place of standard error; %p is the process id

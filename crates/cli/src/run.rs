@@ -51,7 +51,7 @@ pub(crate) struct Args {
     told: summary::SummaryOptions,
 
     #[command(flatten)]
-    trace: trace::Traced,
+    trace: trace::TraceOptions,
 
     #[command(flatten)]
     fault: fault::Failing,

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 /// The options of a trace.
 #[derive(clap::Args)]
-pub(crate) struct Traced {
+pub(crate) struct TraceOptions {
     /// Write every call of verbs and rdma_cm into this file, with arguments, result and times; %p is the process id
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
@@ -46,7 +46,7 @@ fn names_descriptor(file: &str) -> bool {
     names.contains(&file) || file.starts_with("/dev/fd/") || file.starts_with("/proc/")
 }
 
-impl Traced {
+impl TraceOptions {
     /// The trace of a run, whose file is empty now if its processes share it.
     pub(crate) fn begin(&self) -> Result<Option<Trace>, Failure> {
         let Some(file) = &self.trace else { return Ok(None) };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Something that the engine has found about a queue pair.
 #[derive(Clone, Copy, Debug)]
-pub enum Heard<'a> {
+pub enum EngineFinding<'a> {
     /// A request of the peer was refused.
     Refused {
         /// For this reason.
@@ -47,7 +47,7 @@ pub enum Heard<'a> {
 
 /// Hears what is told of a queue pair, by its number. It is called by threads that hold locks of the engine: it calls nothing of the engine, and waits for
 /// nobody.
-pub type HeardListener = fn(u32, Heard<'_>);
+pub type HeardListener = fn(u32, EngineFinding<'_>);
 
 static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -64,7 +64,7 @@ pub fn is_heard() -> bool {
 /// Tells of a queue pair.
 #[cold]
 #[inline(never)]
-pub fn tell(queue_pair: u32, heard: Heard<'_>) {
+pub fn tell(queue_pair: u32, heard: EngineFinding<'_>) {
     let listener = LISTENER.load(Ordering::Acquire);
     if !listener.is_null() {
         // SAFETY: not null, so `listen` has stored a function of this type.
@@ -82,15 +82,18 @@ mod tests {
 
     #[test]
     fn who_listens_hears() {
-        tell(1, Heard::NoReceiveHere);
+        tell(1, EngineFinding::NoReceiveHere);
         assert_eq!(HEARD.load(Ordering::Relaxed), 0);
         listen(|queue_pair, heard| {
-            assert!(matches!(heard, Heard::Refused { why: "why", error: Some(AccessError::Key), .. }));
+            assert!(matches!(
+                heard,
+                EngineFinding::Refused { why: "why", error: Some(AccessError::Key), .. }
+            ));
             HEARD.store(queue_pair, Ordering::Relaxed);
         });
         assert!(is_heard());
         let rights = Access::REMOTE_READ;
-        tell(7, Heard::Refused { why: "why", error: Some(AccessError::Key), rights });
+        tell(7, EngineFinding::Refused { why: "why", error: Some(AccessError::Key), rights });
         assert_eq!(HEARD.load(Ordering::Relaxed), 7);
         LISTENER.store(std::ptr::null_mut(), Ordering::Release);
     }

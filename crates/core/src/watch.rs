@@ -79,7 +79,7 @@ pub struct Packet {
 
 /// The first packet of a request is about to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct RequestStart {
     /// The queue pair that the request was posted to.
     pub queue_pair: u32,
     /// How many requests were posted to it before.
@@ -96,7 +96,7 @@ pub trait Packets: Send + Sync {
     fn packet(&self, time: u64, packet: &Packet);
 
     /// A request begins.
-    fn begun(&self, begun: &Begun);
+    fn begun(&self, begun: &RequestStart);
 }
 
 static WATCHER: OnceLock<&'static dyn Packets> = OnceLock::new();

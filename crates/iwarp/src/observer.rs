@@ -7,7 +7,7 @@ use crate::endpoint::Endpoint;
 use crate::local::record::RecordHead;
 use crate::lock;
 use crate::socket::Socket;
-use adverb_core::watch::{self, Answers, Begun, Flow, Packet, Stream};
+use adverb_core::watch::{self, Answers, Flow, Packet, RequestStart, Stream};
 use adverb_core::wire::{Direction, Kind};
 use adverb_core::{clock, log};
 use adverb_proto::iwarp::{Arrival, Outbound, Segment, Terminate};
@@ -225,7 +225,7 @@ impl StreamObserver {
 
 fn begun(endpoint: &Endpoint, place: u64, flow: Flow, number: u64) {
     if let Some(watcher) = watch::watcher() {
-        watcher.begun(&Begun { queue_pair: endpoint.queues.number, place, flow, number });
+        watcher.begun(&RequestStart { queue_pair: endpoint.queues.number, place, flow, number });
     }
 }
 

@@ -19,9 +19,9 @@ use crate::host::{self, ForwardedFunction};
 pub use tables::Table;
 pub(crate) use tables::{watch_builders, watch_context, watch_polls, watch_work_queue};
 pub use work::{
-    Completed, MOST_ELEMENTS, MOST_REQUESTS, Posted, Role, abandon, break_pairs, change_status, completed,
-    device_of_queue, enter_error, gathered, is_in_error, name_of_pair, posted, raise_for_pairs, receives,
-    reports_all, sends, under_cursor,
+    MOST_ELEMENTS, MOST_REQUESTS, PolledCompletion, PostedRequest, Role, abandon, break_pairs, change_status,
+    completed, device_of_queue, enter_error, gathered, is_in_error, name_of_pair, posted, raise_for_pairs,
+    receives, reports_all, sends, under_cursor,
 };
 
 /// The arguments of a call, in their order. What a function does not have may hold anything, and of an argument that is narrower than a register

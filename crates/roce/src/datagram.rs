@@ -10,7 +10,7 @@ use crate::observer;
 use crate::peer::{Peer, SentTotals};
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
-use adverb_core::heard::{self, Heard};
+use adverb_core::heard::{self, EngineFinding};
 use adverb_core::memory::{Reader, Source};
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
@@ -255,7 +255,7 @@ impl DatagramLink {
                         || matches!(via, Via::Network(arrival) if self.verify(arrival)))
                 {
                     let (has, wanted) = (header.qkey.get(), self.qkey);
-                    heard::tell(queues.number, Heard::WrongQkey { has, wanted });
+                    heard::tell(queues.number, EngineFinding::WrongQkey { has, wanted });
                 }
                 return;
             }

@@ -5,7 +5,7 @@ use crate::local::Straight;
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::Source;
-use adverb_core::watch::{self, Answers, Begun};
+use adverb_core::watch::{self, Answers, RequestStart};
 use adverb_core::{clock, log, pcap, wire};
 use adverb_wire::ib::header::{ICRC_LEN, Syndrome, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -98,7 +98,7 @@ pub(crate) fn begun(queue_pair: u32, place: u64, headers: &[u8]) {
     let Ok(packet) = Packet::assemble(headers, Payload::Elsewhere(0)) else { return };
     if packet.opcode().operation().position().starts() {
         let (flow, number) = (watch::Flow::Pair(packet.bth().destination()), packet.bth().psn().into());
-        watcher.begun(&Begun { queue_pair, place, flow, number });
+        watcher.begun(&RequestStart { queue_pair, place, flow, number });
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn straight(direction: Direction, straight: &Straight, request: Optio
     let Some(watcher) = watch::watcher() else { return };
     let (flow, number) = (watch::Flow::Pair(straight.destination), straight.number.into());
     if let Some((queue_pair, place)) = request {
-        watcher.begun(&Begun { queue_pair, place, flow, number });
+        watcher.begun(&RequestStart { queue_pair, place, flow, number });
     }
     let (direction, peer) = direction.parts();
     let show = |packet: &watch::Packet| watcher.packet(clock::device(), packet);

@@ -39,7 +39,7 @@ use adverb_core::setting::variable;
 use adverb_libibverbs::abi::ibv_qp;
 use adverb_libibverbs::object;
 use adverb_libibverbs::qp::PairObject;
-use adverb_libibverbs::seam::{Answer, Arguments, Posted};
+use adverb_libibverbs::seam::{Answer, Arguments, PostedRequest};
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
 use describe::Region;
 use flight::Flight;
@@ -48,7 +48,7 @@ use map::Map;
 use objects::{Caller, Objects};
 use passage::FailedPost;
 use profile::Profile;
-use report::{Finding, Found, Report};
+use report::{Finding, Findings, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
 use std::cell::Cell;
@@ -85,14 +85,14 @@ struct State {
     has_thread: bool,
     /// Findings that are being shown.
     emitting: u32,
-    found: Found,
+    found: Findings,
 }
 
 /// The word of a call of which nothing is kept: no address, and with zeros where addresses have them.
 const NOTHING_KEPT: usize = 8;
 
 /// What is kept from the beginning of a call to its end.
-struct Begun {
+struct CallState {
     site: Site,
     /// The object that is about to be destroyed, by its serial.
     serial: u64,
@@ -102,7 +102,7 @@ struct Begun {
     /// Of a post: whether the peer is of this process, if that is known.
     has_peer_here: Option<bool>,
     /// Requests of builders, with the number of their elements.
-    built: Vec<(Posted, usize)>,
+    built: Vec<(PostedRequest, usize)>,
     /// Of a queue pair that is changed.
     from: Option<PairState>,
     /// Of a completion queue that is armed.
@@ -111,7 +111,7 @@ struct Begun {
     is_injected: bool,
 }
 
-impl Begun {
+impl CallState {
     fn new(site: Site) -> Self {
         let (managed, built) = (Vec::new(), Vec::new());
         let (posting, has_peer_here) = (None, None);
@@ -142,7 +142,7 @@ impl Begun {
 }
 
 thread_local! {
-    static BEGUN: Cell<Option<Box<Begun>>> = const { Cell::new(None) };
+    static BEGUN: Cell<Option<Box<CallState>>> = const { Cell::new(None) };
 }
 
 static CHECK: OnceLock<&'static Check> = OnceLock::new();
@@ -213,8 +213,8 @@ impl Check {
         let program = program.as_deref().and_then(|path| path.file_name());
         let report = Report {
             format: present(setting::FORMAT)
-                .and_then(|name| setting::Format::from_name(name.trim()))
-                .unwrap_or(setting::Format::Text),
+                .and_then(|name| setting::FindingFormat::from_name(name.trim()))
+                .unwrap_or(setting::FindingFormat::Text),
             file: present(setting::FILE),
             count: present(setting::COUNT),
             suppressions,
@@ -233,7 +233,7 @@ impl Check {
             failed_posts: Map::default(),
             has_thread: false,
             emitting: 0,
-            found: Found::default(),
+            found: Findings::default(),
         };
         let check: &'static Self =
             Box::leak(Box::new(Self { lock: Lock::new(state), report, profiles: Profile::named(&words) }));
@@ -299,11 +299,11 @@ impl Check {
         let is_kept =
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
         let site = if is_kept { Site::of_call(index) } else { Site::default() };
-        let mut kept = is_kept.then(|| Begun::of_thread(site));
+        let mut kept = is_kept.then(|| CallState::of_thread(site));
         let mut none = None;
-        let begun: &mut Begun = match &mut kept {
+        let begun: &mut CallState = match &mut kept {
             Some(kept) => kept,
-            None => none.insert(Begun::new(site)),
+            None => none.insert(CallState::new(site)),
         };
         let ends_process = STATUS.load(Ordering::Relaxed) != RUNNING;
         let destroys = matches!(role.effect, Effect::Destroys(_));
@@ -364,7 +364,7 @@ impl Check {
     pub(crate) unsafe fn injected(&self, word: usize) {
         if ![0, NOTHING_KEPT].contains(&word) {
             // SAFETY: the caller's promise.
-            unsafe { (*(word as *mut Begun)).is_injected = true };
+            unsafe { (*(word as *mut CallState)).is_injected = true };
         }
     }
 
@@ -394,11 +394,11 @@ impl Check {
         }
         let _whole = role.may_be_cancelled().then(CancellationGuard::new);
         // SAFETY: the word of a call that has begun and not ended.
-        let mut kept = (word != NOTHING_KEPT).then(|| unsafe { Box::from_raw(word as *mut Begun) });
+        let mut kept = (word != NOTHING_KEPT).then(|| unsafe { Box::from_raw(word as *mut CallState) });
         let mut none = None;
-        let begun: &mut Begun = match &mut kept {
+        let begun: &mut CallState = match &mut kept {
             Some(kept) => kept,
-            None => none.insert(Begun::new(Site::default())),
+            None => none.insert(CallState::new(Site::default())),
         };
         begun.is_injected |= is_injected;
         let Some(_inside) = Inside::enter() else { return };
@@ -484,7 +484,7 @@ impl State {
         self.failed_posts.clear();
         self.has_thread = false;
         self.emitting = 0;
-        self.found = Found::default();
+        self.found = Findings::default();
     }
 
     /// The object of this serial is gone.
@@ -511,7 +511,7 @@ impl State {
         role: &Role,
         call: &'static Call,
         arguments: &Arguments,
-        begun: &Begun,
+        begun: &CallState,
         answer: Answer,
         failed: Option<i32>,
         findings: &mut Vec<Finding>,
@@ -582,7 +582,7 @@ impl State {
         role: &Role,
         call: &'static Call,
         arguments: &Arguments,
-        begun: &Begun,
+        begun: &CallState,
         failed: Option<i32>,
     ) {
         match role.act {

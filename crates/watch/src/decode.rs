@@ -29,7 +29,7 @@ pub(crate) use requests::*;
 
 /// A call that has ended.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen<'a> {
+pub(crate) struct CallOutcome<'a> {
     pub(crate) arguments: &'a Arguments,
     pub(crate) value: usize,
     pub(crate) failed: bool,
@@ -62,7 +62,7 @@ pub(crate) enum Form {
     /// What depends on other arguments.
     With(fn(&mut Writer, usize, &Arguments)),
     /// A result, which is looked at after the call.
-    After(fn(&mut Writer, usize, Seen<'_>)),
+    After(fn(&mut Writer, usize, CallOutcome<'_>)),
     /// A structure inside a structure: its address is given.
     Inside(fn(&mut Writer, usize)),
     /// Not shown.
@@ -76,7 +76,7 @@ impl Form {
     }
 
     /// Writes a word.
-    pub(crate) fn write(&self, writer: &mut Writer, word: usize, seen: Seen<'_>) {
+    pub(crate) fn write(&self, writer: &mut Writer, word: usize, seen: CallOutcome<'_>) {
         match *self {
             Self::Signed => writer.signed(i64::from(word as i32)),
             Self::Unsigned => writer.unsigned(u64::from(word as u32)),
@@ -118,7 +118,7 @@ fn fields<T: Layout>(
     shown: impl Fn(&str) -> bool,
 ) {
     const NONE: Arguments = [0; 6];
-    let seen = Seen { arguments: &NONE, value: 0, failed: false };
+    let seen = CallOutcome { arguments: &NONE, value: 0, failed: false };
     writer.open(b'{');
     for (name, offset, size) in T::FIELDS {
         let name = name.trim_start_matches("r#");

@@ -24,7 +24,7 @@ use adverb_core::{clock, interfaces, late, log, random, wire};
 use adverb_libibverbs::abi::{ibv_qp, ibv_qp_ex};
 use adverb_libibverbs::seam::{self, Answer, Arguments};
 use chosen::Pairs;
-use completions::Broken;
+use completions::FlushedPairs;
 use grammar::{OfCompletion, OfDevice, Rule, Subject};
 use network::Flows;
 use std::ptr::null_mut;
@@ -44,7 +44,7 @@ const MOST_LINES: u64 = 1000;
 
 /// The faults of this process.
 pub(crate) struct Faults {
-    rules: Vec<Counted>,
+    rules: Vec<RuleCounter>,
     seed: u64,
     /// The first call, on the device's clock.
     began: u64,
@@ -57,14 +57,14 @@ pub(crate) struct Faults {
     has_points: bool,
     posts: AtomicU64,
     completions: AtomicU64,
-    broken: Broken,
+    broken: FlushedPairs,
     pairs: Pairs,
     device: device::Device,
     stall: device::Stall,
 }
 
 /// A rule, and how often what it is about has come.
-struct Counted {
+struct RuleCounter {
     rule: Rule,
     count: AtomicU64,
     struck: AtomicU64,
@@ -77,7 +77,7 @@ struct Counted {
     ends: AtomicU64,
 }
 
-impl Counted {
+impl RuleCounter {
     /// How often it has struck.
     fn struck(&self) -> u64 {
         self.struck.load(Ordering::Relaxed)
@@ -116,7 +116,7 @@ impl Faults {
             begin.is_some_and(is_counted) || end.is_some_and(is_counted)
         };
         let has_points = rules.iter().any(counts);
-        let rules = rules.into_iter().map(|rule| Counted {
+        let rules = rules.into_iter().map(|rule| RuleCounter {
             rule,
             count: AtomicU64::new(0),
             struck: AtomicU64::new(0),
@@ -135,7 +135,7 @@ impl Faults {
             has_points,
             posts: AtomicU64::new(0),
             completions: AtomicU64::new(0),
-            broken: Broken::new(),
+            broken: FlushedPairs::new(),
             pairs,
             device: device::Device::default(),
             stall: device::Stall::default(),
@@ -218,7 +218,7 @@ impl Faults {
     }
 
     /// A line of the log for a rule about many things. Of one about each of them, only the first one.
-    fn say_some(&self, counted: &Counted, say: impl FnOnce(u64, &str)) {
+    fn say_some(&self, counted: &RuleCounter, say: impl FnOnce(u64, &str)) {
         let lines = if counted.rule.when.is_steady() { 1 } else { MOST_LINES };
         let (told, text) = (counted.told.fetch_add(1, Ordering::Relaxed) + 1, &counted.rule.text);
         if told <= lines {

@@ -7,11 +7,11 @@ use crate::decode;
 use crate::names;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
-use adverb_libibverbs::seam::{Answer, Completed, Posted, Role};
+use adverb_libibverbs::seam::{Answer, PolledCompletion, PostedRequest, Role};
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-pub(crate) use packets::{Seen, seen};
+pub(crate) use packets::{TransportEvent, seen};
 
 /// What stands at the beginning of a file.
 pub(crate) fn begin(format: Format) -> &'static [u8] {
@@ -102,7 +102,7 @@ impl Place {
 }
 
 /// A completed call, or several polls that found nothing.
-pub(crate) struct Ended<'a> {
+pub(crate) struct CompletedCall<'a> {
     pub(crate) place: Place,
     /// What it returned, as the writer of the format has written it. None: it is found now.
     pub(crate) result: Option<&'a [u8]>,
@@ -136,9 +136,9 @@ pub(crate) struct Effects {
     /// Messages whose receives were polled: the queue pair, and its so many-th.
     pub(crate) arrivals: Vec<(u32, u64)>,
     /// Of builders.
-    pub(crate) posted: Vec<Posted>,
+    pub(crate) posted: Vec<PostedRequest>,
     /// Under the cursor.
-    pub(crate) completed: Option<Completed>,
+    pub(crate) completed: Option<PolledCompletion>,
 }
 
 /// Whether the answer says that the call has failed, and the error number.
@@ -176,7 +176,7 @@ fn microseconds(writer: &mut Writer, nanoseconds: u64) {
 
 /// Writes what a call has returned.
 pub(crate) fn result(writer: &mut Writer, call: &Call, answer: Answer) {
-    let seen = decode::Seen { arguments: &[0; 6], value: answer.value, failed: false };
+    let seen = decode::CallOutcome { arguments: &[0; 6], value: answer.value, failed: false };
     match call.returns {
         Returns::Object(_) | Returns::Pointer if answer.value == 0 => writer.null(),
         Returns::Object(write) => write(writer, answer.value),
@@ -193,7 +193,7 @@ pub(crate) fn result(writer: &mut Writer, call: &Call, answer: Answer) {
     }
 }
 
-fn returned(writer: &mut Writer, ended: &Ended<'_>) {
+fn returned(writer: &mut Writer, ended: &CompletedCall<'_>) {
     match ended.result {
         Some(bytes) => writer.raw(bytes),
         None => result(writer, ended.call, ended.answer),
@@ -206,7 +206,7 @@ fn words(number: i32) -> String {
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-fn posted(writer: &mut Writer, request: &Posted) {
+fn posted(writer: &mut Writer, request: &PostedRequest) {
     writer.open(b'{');
     writer.key("wr_id").unsigned(request.wr_id);
     writer.key("opcode").name(names::WR_OPCODE, request.opcode.into());
@@ -219,7 +219,7 @@ fn posted(writer: &mut Writer, request: &Posted) {
     writer.close(b'}');
 }
 
-fn completed(writer: &mut Writer, completion: &Completed) {
+fn completed(writer: &mut Writer, completion: &PolledCompletion) {
     writer.open(b'{');
     writer.key("wr_id").unsigned(completion.wr_id);
     writer.key("status").name(names::WC_STATUS, completion.status.into());
@@ -254,7 +254,7 @@ pub(crate) fn base() -> u64 {
 }
 
 /// Writes what has ended, in whole lines.
-pub(crate) fn write(format: Format, ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
+pub(crate) fn write(format: Format, ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
     match format {
         Format::Text | Format::Ring => text(ended, effects),
         Format::Json => json(ended, effects),
@@ -262,7 +262,7 @@ pub(crate) fn write(format: Format, ended: &Ended<'_>, effects: &Effects) -> Vec
     }
 }
 
-fn text(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
+fn text(ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
     let mut writer = Writer::new(Style::Text);
     seconds(&mut writer, ended.start.saturating_sub(ended.place.base));
     writer.raw(b" ");
@@ -307,7 +307,7 @@ fn text(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
 }
 
 /// The parts of a JSON object that say what a call has answered and done.
-fn outcome(writer: &mut Writer, ended: &Ended<'_>, effects: &Effects) {
+fn outcome(writer: &mut Writer, ended: &CompletedCall<'_>, effects: &Effects) {
     returned(writer.key("result"), ended);
     if let Some(number) = failure(ended.call, ended.answer) {
         writer.key("errno").word(names::of_errno(number).unwrap_or("?"));
@@ -342,7 +342,7 @@ fn outcome(writer: &mut Writer, ended: &Ended<'_>, effects: &Effects) {
     }
 }
 
-fn json(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
+fn json(ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
     let mut writer = Writer::new(Style::Json);
     writer.open(b'{');
     seconds(writer.key("time"), ended.start.saturating_sub(ended.place.base));
@@ -359,7 +359,7 @@ fn json(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
     writer.bytes
 }
 
-fn chrome(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
+fn chrome(ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
     let pid = u64::from(ended.place.pid);
     let mut writer = Writer::new(Style::Json);
     let duration = ended.end.saturating_sub(ended.start);
@@ -424,11 +424,11 @@ mod tests {
     use crate::calls::{CALLS, find};
     use serde_json::Value;
 
-    fn ended<'a>(name: &str, value: usize, errno: i32, arguments: &'a [u8]) -> Ended<'a> {
+    fn ended<'a>(name: &str, value: usize, errno: i32, arguments: &'a [u8]) -> CompletedCall<'a> {
         let call = &CALLS[find(name).expect("a call")];
         let answer = Answer { value, errno };
         let start = base() + 1_002_003_004;
-        Ended {
+        CompletedCall {
             place: Place::own(),
             result: None,
             call,
@@ -453,7 +453,7 @@ mod tests {
             line,
             "1.002003004 42 ibv_close_device(context=\"roce0\") = -1 EBUSY (Device or resource busy) <0.000005678>\n"
         );
-        let line = text(&Ended { times: 3, ..ended("ibv_poll_cq", 0, 0, b"") }, &Effects::default());
+        let line = text(&CompletedCall { times: 3, ..ended("ibv_poll_cq", 0, 0, b"") }, &Effects::default());
         assert!(line.ends_with(b"() = 0 <0.000005678> x3\n"));
     }
 

@@ -16,7 +16,7 @@ mod trace;
 mod writer;
 
 use adverb_core::setting::variable;
-use adverb_core::watch::{self, Begun, Packet, Packets};
+use adverb_core::watch::{self, Packet, Packets, RequestStart};
 use adverb_core::{clock, log};
 use adverb_libibverbs::seam::{Answer, Arguments, Function, Watcher};
 use calls::{CALLS, Call};
@@ -24,26 +24,26 @@ use check::Check;
 use fault::Faults;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use trace::Trace;
+use trace::LineTrace;
 
 /// Who watches this process.
 struct Watch {
-    trace: Option<Traced>,
+    trace: Option<RunningTrace>,
     faults: Option<&'static Faults>,
     check: Option<&'static Check>,
 }
 
 /// A trace: in lines, or in a ring.
-enum Traced {
-    Lines(Trace),
-    Ring(ring::trace::Trace),
+enum RunningTrace {
+    Lines(LineTrace),
+    Ring(ring::trace::RingTrace),
 }
 
 macro_rules! either {
     ($traced:expr, $trace:ident => $work:expr) => {
         match $traced {
-            Traced::Lines($trace) => $work,
-            Traced::Ring($trace) => $work,
+            RunningTrace::Lines($trace) => $work,
+            RunningTrace::Ring($trace) => $work,
         }
     };
 }
@@ -51,28 +51,28 @@ macro_rules! either {
 static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
 
 /// Hands on what transports show.
-struct Shown;
+struct PacketForwarder;
 
-impl Shown {
-    fn seen(&self, time: u64, seen: &format::Seen) {
+impl PacketForwarder {
+    fn seen(&self, time: u64, seen: &format::TransportEvent) {
         if let Some(trace) = WATCH.get().and_then(|watch| watch.as_ref()?.trace.as_ref()) {
             either!(trace, trace => trace.seen(time, seen));
         }
     }
 }
 
-impl Packets for Shown {
+impl Packets for PacketForwarder {
     fn packet(&self, time: u64, packet: &Packet) {
-        self.seen(time, &format::Seen::Packet(*packet));
+        self.seen(time, &format::TransportEvent::Packet(*packet));
     }
 
-    fn begun(&self, begun: &Begun) {
-        self.seen(clock::device(), &format::Seen::Begun(*begun));
+    fn begun(&self, begun: &RequestStart) {
+        self.seen(clock::device(), &format::TransportEvent::RequestStart(*begun));
     }
 }
 
 /// The trace that the variables want.
-fn traced() -> Option<Traced> {
+fn traced() -> Option<RunningTrace> {
     let text = variable(setting::TRACE).filter(|text| !text.trim().is_empty())?;
     let target = setting::Target::parse(&text);
     let list = variable(setting::ONLY).unwrap_or_default();
@@ -82,14 +82,14 @@ fn traced() -> Option<Traced> {
     });
     let has_packets = setting::has_packets(&list, target.format);
     let begun = match target.format {
-        setting::Format::Ring => ring::trace::Trace::begin(&target.file, chosen).map(Traced::Ring),
-        _ => Trace::begin(target, chosen).map(Traced::Lines),
+        setting::Format::Ring => ring::trace::RingTrace::begin(&target.file, chosen).map(RunningTrace::Ring),
+        _ => LineTrace::begin(target, chosen).map(RunningTrace::Lines),
     };
     let traced = begun
         .inspect_err(|error| log::say(format_args!("{}={text} cannot be written: {error}", setting::TRACE)))
         .ok()?;
     if has_packets {
-        watch::install(&Shown);
+        watch::install(&PacketForwarder);
     }
     Some(traced)
 }

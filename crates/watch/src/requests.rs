@@ -1,9 +1,9 @@
 //! Requests that are under way: which of them a completion ends, and which of them a packet belongs to.
 
-use crate::format::Seen;
+use crate::format::TransportEvent;
 use adverb_core::watch::Flow;
 use adverb_core::wire::Direction;
-use adverb_libibverbs::seam::Completed;
+use adverb_libibverbs::seam::PolledCompletion;
 use std::collections::{HashMap, VecDeque};
 
 /// The queue that a request is posted to.
@@ -82,11 +82,11 @@ impl Requests {
     }
 
     /// Finds what an event of a transport belongs to.
-    pub(crate) fn link(&mut self, seen: &Seen) -> Links {
+    pub(crate) fn link(&mut self, seen: &TransportEvent) -> Links {
         /// More are not kept: packets that are announced leave soon.
         const MOST: usize = 1 << 16;
         match seen {
-            Seen::Begun(begun) => {
+            TransportEvent::RequestStart(begun) => {
                 let request = self.at(Queue::Sends(begun.queue_pair), begun.place);
                 if let Some(request) = request {
                     if self.begun.len() >= MOST {
@@ -96,12 +96,12 @@ impl Requests {
                 }
                 Links { request, arrival: None }
             }
-            Seen::Packet(packet) if packet.direction == Direction::Out => {
+            TransportEvent::Packet(packet) if packet.direction == Direction::Out => {
                 let key = (packet.flow, packet.number);
                 let request = if packet.begins { self.begun.remove(&key) } else { None };
                 Links { request, arrival: None }
             }
-            Seen::Packet(packet) if packet.takes_receive => {
+            TransportEvent::Packet(packet) if packet.takes_receive => {
                 let Some(pair) = packet.queue_pair else { return Links::default() };
                 let (last, count) = self.arrived.entry(pair).or_default();
                 // A packet that comes again brings no new message. Datagrams of several senders are numbered by each, and nothing of a stream comes again.
@@ -115,7 +115,7 @@ impl Requests {
                 }
                 Links { request: None, arrival: is_new.then_some(*count) }
             }
-            Seen::Packet(_) => Links::default(),
+            TransportEvent::Packet(_) => Links::default(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Requests {
     /// The same as [`Requests::complete`]. After an error the operation says nothing, so both kinds of queues are looked at.
     pub(crate) fn find(
         &mut self,
-        completion: &Completed,
+        completion: &PolledCompletion,
         mut each: impl FnMut(u64, &'static str),
     ) -> Option<u64> {
         let is_error = completion.status != 0;
@@ -195,7 +195,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use adverb_core::watch::{Answers, Begun, Packet, Stream};
+    use adverb_core::watch::{Answers, Packet, RequestStart, Stream};
     use adverb_core::wire::Kind;
 
     fn done(
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn packets_belong_to_requests_by_their_place_and_to_receives_by_their_order() {
         let packet = |direction, number, source| {
-            Seen::Packet(Packet {
+            TransportEvent::Packet(Packet {
                 direction,
                 peer: [127, 0, 0, 1].into(),
                 kind: Kind::Send,
@@ -271,7 +271,12 @@ mod tests {
             (40..43).map(|place| requests.post(Queue::Sends(7), 1, true, "", Some(place))).collect();
         assert_eq!(requests.at(Queue::Sends(7), 41), Some(numbers[1]));
         assert_eq!((requests.at(Queue::Sends(7), 39), requests.at(Queue::Sends(7), 43)), (None, None));
-        let begun = Seen::Begun(Begun { queue_pair: 7, place: 42, flow: Flow::Pair(0x22), number: 5 });
+        let begun = TransportEvent::RequestStart(RequestStart {
+            queue_pair: 7,
+            place: 42,
+            flow: Flow::Pair(0x22),
+            number: 5,
+        });
         assert_eq!(requests.link(&begun).request, Some(numbers[2]));
         let sent = packet(Direction::Out, 5, None);
         assert_eq!(requests.link(&sent).request, Some(numbers[2]));
@@ -293,7 +298,7 @@ mod tests {
         let address = |port| ([127, 0, 0, 1], port).into();
         let stream = Stream { from: address(1), to: address(2) };
         let packet = |direction, flow, number| {
-            Seen::Packet(Packet {
+            TransportEvent::Packet(Packet {
                 direction,
                 peer: [127, 0, 0, 1].into(),
                 kind: Kind::Send,
@@ -312,7 +317,12 @@ mod tests {
         let mut requests = Requests::default();
         let mut begin = |place, flow| {
             let number = requests.post(Queue::Sends(7), 1, true, "", Some(place));
-            requests.link(&Seen::Begun(Begun { queue_pair: 7, place, flow, number: 5 }));
+            requests.link(&TransportEvent::RequestStart(RequestStart {
+                queue_pair: 7,
+                place,
+                flow,
+                number: 5,
+            }));
             number
         };
         let (sent, beside) = (begin(0, Flow::Stream(stream)), begin(1, Flow::Beside(stream)));

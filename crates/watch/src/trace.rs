@@ -4,8 +4,8 @@
 //! one line of all polls in a row that find nothing, with their number; of up to [`RUNS`] queues that it polls in turn.
 
 use crate::calls::{CALLS, Call, Work};
-use crate::decode::Seen;
-use crate::format::{self, Effects, Ended, Flow, Place};
+use crate::decode::CallOutcome;
+use crate::format::{self, CompletedCall, Effects, Flow, Place};
 use crate::output::{Output, forks};
 use crate::requests::{Links, Queue};
 use crate::setting::{Format, Target};
@@ -13,7 +13,7 @@ use crate::writer::{Style, Writer};
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_libibverbs::abi::{ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use adverb_libibverbs::seam::{self, Answer, Arguments, PostedRequest};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::OnceLock;
@@ -61,7 +61,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         let (runs, number) = (self.take_runs(), self.number());
         if let Some(output) = TRACE.get() {
-            let trace = Trace { output, chosen: Vec::new() };
+            let trace = LineTrace { output, chosen: Vec::new() };
             runs.iter().for_each(|run| trace.write_run(run, number));
         }
     }
@@ -121,13 +121,13 @@ thread_local! {
 static TRACE: OnceLock<&'static Output> = OnceLock::new();
 
 /// The trace of this process.
-pub(crate) struct Trace {
+pub(crate) struct LineTrace {
     output: &'static Output,
     /// Which calls are shown.
     chosen: Vec<bool>,
 }
 
-impl Trace {
+impl LineTrace {
     /// Begins it.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ impl Trace {
         if self.is_json() { Style::Json } else { Style::Text }
     }
 
-    /// A call begins: the word that is handed to [`Trace::ended`], 0 if it is not shown.
+    /// A call begins: the word that is handed to [`LineTrace::ended`], 0 if it is not shown.
     ///
     /// # Safety
     /// The arguments are right for the call.
@@ -173,7 +173,7 @@ impl Trace {
                 fault: None,
             })
         });
-        let seen = Seen { arguments, value: 0, failed: false };
+        let seen = CallOutcome { arguments, value: 0, failed: false };
         record.writer.begin();
         for ((name, form), word) in call.arguments.iter().zip(arguments) {
             if form.is_result() {
@@ -203,7 +203,7 @@ impl Trace {
     /// # Safety
     /// The arguments are right for the call.
     unsafe fn post(&self, record: &mut Record, call: &Call, arguments: &Arguments) {
-        let mut posted: Vec<Posted> = Vec::new();
+        let mut posted: Vec<PostedRequest> = Vec::new();
         // SAFETY: the caller's promise.
         let queue = unsafe {
             let number = || {
@@ -266,7 +266,7 @@ impl Trace {
     /// The call has ended.
     ///
     /// # Safety
-    /// As of [`Trace::begins`], whose word this is.
+    /// As of [`LineTrace::begins`], whose word this is.
     pub(crate) unsafe fn ended(
         &self,
         index: usize,
@@ -289,7 +289,7 @@ impl Trace {
                 Work::Completions => answer.value as i32 == 0,
                 _ => failure == Some(libc::ENOENT),
             };
-        let seen = Seen { arguments, value: answer.value, failed: failure.is_some() };
+        let seen = CallOutcome { arguments, value: answer.value, failed: failure.is_some() };
         for ((name, form), word) in call.arguments.iter().zip(arguments).skip(record.written) {
             form.write(record.writer.key(name.trim_start_matches("r#")), *word, seen);
         }
@@ -305,7 +305,7 @@ impl Trace {
                 // SAFETY: the caller's promise: the thread has the cursor now.
                 record.effects.completed = unsafe { seam::under_cursor(arguments[0] as *mut ibv_cq_ex) };
             }
-            let ended = Ended {
+            let ended = CompletedCall {
                 place: Place::own(),
                 result: None,
                 call,
@@ -438,7 +438,7 @@ impl Trace {
     }
 
     /// A transport has shown something.
-    pub(crate) fn seen(&self, time: u64, seen: &format::Seen) {
+    pub(crate) fn seen(&self, time: u64, seen: &format::TransportEvent) {
         let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
         let format = self.output.format();
@@ -453,7 +453,7 @@ impl Trace {
     }
 
     fn write_run(&self, run: &Run, thread: u32) {
-        let ended = Ended {
+        let ended = CompletedCall {
             place: Place::own(),
             result: None,
             call: &CALLS[run.call],
@@ -474,7 +474,7 @@ extern "C" fn at_exit() {
     let Some(output) = TRACE.get() else { return };
     // The handler of a signal may end the program.
     let Some(_inside) = Inside::enter() else { return output.break_off() };
-    let trace = Trace { output, chosen: Vec::new() };
+    let trace = LineTrace { output, chosen: Vec::new() };
     trace.end_run(thread());
     output.end();
 }

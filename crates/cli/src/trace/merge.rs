@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 /// Files of one format that are to become one.
-pub(super) struct Merged {
+pub(super) struct MergedTrace {
     format: Format,
     sources: Vec<Source>,
     /// The instant from which the times count, and whether all files are of one machine.
@@ -25,7 +25,7 @@ pub(super) struct Merged {
 ///
 /// # Errors
 /// What does not go together.
-pub(super) fn merge(sources: Vec<Source>) -> Result<Merged, String> {
+pub(super) fn merge(sources: Vec<Source>) -> Result<MergedTrace, String> {
     let formats: HashSet<_> = sources.iter().map(|source| source.format.name()).collect();
     if formats.len() > 1 {
         return Err("the files have several formats: trace all of them with one --trace-format, or as rings"
@@ -49,7 +49,7 @@ pub(super) fn merge(sources: Vec<Source>) -> Result<Merged, String> {
     let is_one_machine =
         sources.len() == 1 || boot != "unknown" && clocks.iter().all(|clock| clock.boot == *boot);
     let mut merged =
-        Merged { format, sources, base: 0, is_one_machine, renamed: Vec::new(), order: Vec::new() };
+        MergedTrace { format, sources, base: 0, is_one_machine, renamed: Vec::new(), order: Vec::new() };
     merged.base = clocks.iter().map(|clock| merged.start(clock)).min().unwrap_or(0);
     let mut taken = HashSet::new();
     for place in 0..merged.sources.len() {
@@ -64,7 +64,7 @@ pub(super) fn merge(sources: Vec<Source>) -> Result<Merged, String> {
     Ok(merged)
 }
 
-impl Merged {
+impl MergedTrace {
     fn start(&self, clock: &Clock) -> u64 {
         if self.is_one_machine { clock.since } else { clock.wall }
     }

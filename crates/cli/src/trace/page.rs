@@ -119,13 +119,13 @@ fn summary(body: &mut String, trace: &Trace) {
 /// What each queue pair has done, in numbers that counters have, too.
 fn pairs(body: &mut String, trace: &Trace) {
     #[derive(Default)]
-    struct Done {
+    struct PairTotals {
         sends: (u64, u64),
         sent: u64,
         read: u64,
         receives: (u64, u64),
     }
-    let mut found: BTreeMap<(u64, &str), Done> = BTreeMap::new();
+    let mut found: BTreeMap<(u64, &str), PairTotals> = BTreeMap::new();
     for request in trace.requests.iter().filter(|request| !request.pair.is_empty()) {
         let done = found.entry((request.pid, &request.pair)).or_default();
         let is_done = u64::from(request.done.is_some());

@@ -1,7 +1,7 @@
 //! Why requests fail and are refused: what the log says of it, and the number that the completion carries. Only where something has failed already.
 
 use super::{Queues, ReceiveWork, SendWork};
-use crate::heard::{self, Heard};
+use crate::heard::{self, EngineFinding};
 use crate::log;
 use crate::memory::{Access, AccessError, User};
 use crate::request::{Cause, Opcode, SendFlags, Sge, Status};
@@ -55,7 +55,7 @@ impl Queues {
 
     fn tell_refusal(&self, error: Option<AccessError>, rights: Access, text: impl FnOnce() -> String) {
         if heard::is_heard() {
-            heard::tell(self.number, Heard::Refused { why: &text(), error, rights });
+            heard::tell(self.number, EngineFinding::Refused { why: &text(), error, rights });
         }
     }
 
@@ -63,7 +63,7 @@ impl Queues {
     #[cold]
     #[inline(never)]
     pub fn refuse_length(&self, message: u64, is_whole: bool, room: u64) {
-        heard::tell(self.number, Heard::TooLong { message, is_whole, room });
+        heard::tell(self.number, EngineFinding::TooLong { message, is_whole, room });
         let least = if is_whole { "" } else { "at least " };
         crate::log!(
             Warn,

@@ -6,7 +6,7 @@ use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::lock;
 use crate::payload::{execute, fault_of, open_element};
 use adverb_core::clock;
-use adverb_core::heard::{self, Heard};
+use adverb_core::heard::{self, EngineFinding};
 use adverb_core::memory::{Access, Span};
 use adverb_core::qp::ReceiveWork;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
@@ -21,7 +21,7 @@ impl Rx {
             self.behind = None;
             return true;
         }
-        heard::tell(endpoint.queues.number, Heard::NoReceiveHere);
+        heard::tell(endpoint.queues.number, EngineFinding::NoReceiveHere);
         !self.has_time_left()
     }
 

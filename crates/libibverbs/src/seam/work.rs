@@ -26,7 +26,7 @@ pub enum Role {
 
 /// A posted request.
 #[derive(Clone, Copy, Debug)]
-pub struct Posted {
+pub struct PostedRequest {
     /// The program's name for it.
     pub wr_id: u64,
     /// Sends, writes and others, or a receive.
@@ -47,12 +47,12 @@ pub struct Posted {
 
 /// A completion.
 #[derive(Clone, Copy, Debug)]
-pub struct Completed {
+pub struct PolledCompletion {
     /// The program's name for the request.
     pub wr_id: u64,
     /// `IBV_WC_*` of a status.
     pub status: u32,
-    /// `IBV_WC_*` of an operation. After an error it means nothing, but for [`Completed::is_receive`].
+    /// `IBV_WC_*` of an operation. After an error it means nothing, but for [`PolledCompletion::is_receive`].
     pub opcode: u32,
     /// What the transport knows of an error.
     pub vendor_error: u32,
@@ -62,14 +62,14 @@ pub struct Completed {
     pub queue_pair: u32,
 }
 
-impl Completed {
+impl PolledCompletion {
     /// Whether it is of a receive.
     pub fn is_receive(&self) -> bool {
         self.opcode & crate::abi::IBV_WC_RECV != 0
     }
 }
 
-impl From<&ibv_wc> for Completed {
+impl From<&ibv_wc> for PolledCompletion {
     fn from(wc: &ibv_wc) -> Self {
         Self {
             wr_id: wc.wr_id,
@@ -82,7 +82,7 @@ impl From<&ibv_wc> for Completed {
     }
 }
 
-impl From<&Completion> for Completed {
+impl From<&Completion> for PolledCompletion {
     fn from(core: &Completion) -> Self {
         Self {
             wr_id: core.wr_id,
@@ -138,7 +138,7 @@ pub unsafe fn reports_all(qp: *mut ibv_qp) -> bool {
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair, and the list is as the call wants it.
-pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl FnMut(&Posted, &[Sge])) {
+pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl FnMut(&PostedRequest, &[Sge])) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let signals_all = object.inner.core.signal_all();
@@ -161,7 +161,7 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
                 _ => (0, 0),
             }
         };
-        let posted = Posted {
+        let posted = PostedRequest {
             wr_id: wr.wr_id,
             role: Role::Send,
             opcode: wr.opcode,
@@ -180,14 +180,14 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
 ///
 /// # Safety
 /// The list is as the call wants it.
-pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted, &[Sge])) {
+pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&PostedRequest, &[Sge])) {
     let (mut next, mut count) = (list, 0);
     // SAFETY: the caller's promise.
     while let Some(wr) = unsafe { next.as_ref() }.filter(|_| count < MOST_REQUESTS) {
         count += 1;
         // SAFETY: the caller's promise.
         let list = unsafe { some(wr.sg_list, wr.num_sge) };
-        let posted = Posted {
+        let posted = PostedRequest {
             wr_id: wr.wr_id,
             role: Role::Receive,
             opcode: 0,
@@ -206,14 +206,14 @@ pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted, &
 ///
 /// # Safety
 /// The calling thread is between `ibv_wr_start` and `ibv_wr_complete`.
-pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted, &[Sge])) {
+pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&PostedRequest, &[Sge])) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let signals_all = object.inner.core.signal_all();
     // SAFETY: the caller's promise.
     unsafe {
         qp_ex::gathered(qp, |wr_id, opcode, flags, list, length, remote_address, rkey| {
-            let posted = Posted {
+            let posted = PostedRequest {
                 wr_id,
                 role: Role::Send,
                 opcode: opcode as u32,
@@ -232,10 +232,10 @@ pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted, &[Sge])
 ///
 /// # Safety
 /// `list` has `count` of them.
-pub unsafe fn completed(list: *const ibv_wc, count: usize, mut each: impl FnMut(&Completed)) {
+pub unsafe fn completed(list: *const ibv_wc, count: usize, mut each: impl FnMut(&PolledCompletion)) {
     for index in 0..count {
         // SAFETY: the caller's promise.
-        each(&Completed::from(unsafe { &*list.add(index) }));
+        each(&PolledCompletion::from(unsafe { &*list.add(index) }));
     }
 }
 
@@ -243,9 +243,9 @@ pub unsafe fn completed(list: *const ibv_wc, count: usize, mut each: impl FnMut(
 ///
 /// # Safety
 /// The calling thread is between `ibv_start_poll` and `ibv_end_poll`.
-pub unsafe fn under_cursor(queue: *mut ibv_cq_ex) -> Option<Completed> {
+pub unsafe fn under_cursor(queue: *mut ibv_cq_ex) -> Option<PolledCompletion> {
     // SAFETY: the caller's promise.
-    unsafe { cq_ex::with_current(queue, |completion| Completed::from(&*completion)) }
+    unsafe { cq_ex::with_current(queue, |completion| PolledCompletion::from(&*completion)) }
 }
 
 /// Gives the completion that the calling thread polls another status.

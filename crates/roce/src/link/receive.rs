@@ -10,7 +10,7 @@ use crate::sweep::Sweep;
 use crate::{lock, observer, time};
 use adverb_core::counters::Counters;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::heard::{self, Heard};
+use adverb_core::heard::{self, EngineFinding};
 use adverb_core::memory::Source;
 use adverb_core::{log, watch};
 use adverb_proto::ib::{DropReason, PACKET_COST, PendingReply, Verdict, goes_to_requester};
@@ -35,7 +35,7 @@ impl Link {
             Verdict::OutOfSequence => counters.out_of_sequence.add(1),
             Verdict::NotReady => {
                 counters.not_ready_sent.add(1);
-                heard::tell(queues.number, Heard::NoReceiveHere);
+                heard::tell(queues.number, EngineFinding::NoReceiveHere);
             }
             // IB-PKT-52
             Verdict::Dropped(DropReason::NoReceive) => counters.no_receive.add(1),

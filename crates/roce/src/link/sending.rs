@@ -9,7 +9,7 @@ use crate::lock;
 use crate::observer;
 use crate::peer::SentTotals;
 use adverb_core::busy::Busy;
-use adverb_core::heard::{self, Heard};
+use adverb_core::heard::{self, EngineFinding};
 use adverb_core::log;
 use adverb_core::qp::{SendCursor, State};
 use adverb_core::request::{SendFlags, Status};
@@ -291,14 +291,14 @@ impl Link {
             Loss::Timeout => counters.timeouts.add(1),
             Loss::NotReady => {
                 counters.not_ready_received.add(1);
-                heard::tell(queues.number, Heard::NoReceiveThere);
+                heard::tell(queues.number, EngineFinding::NoReceiveThere);
             }
         }
         if matches!(feedback.loss, Loss::Timeout | Loss::NotReady) && !feedback.failed {
             let is_not_ready = feedback.loss == Loss::NotReady;
             let last = self.requester.as_ref().and_then(|requester| requester.last_retry(is_not_ready));
             if let Some(retries) = last {
-                heard::tell(queues.number, Heard::LastRetry { retries, is_not_ready });
+                heard::tell(queues.number, EngineFinding::LastRetry { retries, is_not_ready });
             }
         }
         if self.near().is_none() {

@@ -17,19 +17,19 @@ use adverb_core::qp::State as PairState;
 use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::by_number;
-use adverb_libibverbs::seam::Completed;
+use adverb_libibverbs::seam::PolledCompletion;
 use std::ops::Range;
 
 /// A completion, and which of the requests in a list it has freed.
-struct Freed {
-    completed: Completed,
+struct CompletionEffect {
+    completed: PolledCompletion,
     requests: Range<usize>,
     /// The protection domain of its queue pair, if that is known.
     domain: Option<u32>,
 }
 
 thread_local! {
-    static FREED: Spare<Freed> = const { Spare::new() };
+    static FREED: Spare<CompletionEffect> = const { Spare::new() };
     static REQUESTS: Spare<Request> = const { Spare::new() };
 }
 
@@ -41,7 +41,7 @@ impl Check {
     pub(super) unsafe fn polled(
         &self,
         queue: usize,
-        completed: &[Completed],
+        completed: &[PolledCompletion],
         is_injected: bool,
         findings: &mut Vec<Finding>,
     ) {
@@ -59,11 +59,11 @@ impl Check {
                 } else {
                     state.complete_send(completed, &mut requests)
                 };
-                all.push(Freed { completed: *completed, requests: first..requests.len(), domain });
+                all.push(CompletionEffect { completed: *completed, requests: first..requests.len(), domain });
             }
             (most > LEAST_ENTRIES).then(|| state.overrun(queue, most)).flatten()
         });
-        for Freed { completed, requests: range, domain } in all.drain(..) {
+        for CompletionEffect { completed, requests: range, domain } in all.drain(..) {
             let requests = &requests[range];
             if completed.status != IBV_WC_SUCCESS {
                 if !is_injected {
@@ -83,7 +83,7 @@ impl Check {
     fn explain(
         &self,
         context: &Context,
-        completed: &Completed,
+        completed: &PolledCompletion,
         request: Option<&Request>,
     ) -> Option<Finding> {
         // What was told of it may have to be waited for, by a call at which threads are cancelled.
@@ -206,7 +206,7 @@ impl State {
     }
 
     /// The completion of a send was polled. The requests that it frees go to the end of `freed`. The protection domain of its queue pair, if that is known.
-    fn complete_send(&mut self, completed: &Completed, freed: &mut Vec<Request>) -> Option<u32> {
+    fn complete_send(&mut self, completed: &PolledCompletion, freed: &mut Vec<Request>) -> Option<u32> {
         let is_error = completed.status != IBV_WC_SUCCESS;
         let (_, pair) = self.flight.by_number(completed.queue_pair)?;
         let (first, domain) = (freed.len(), pair.domain);

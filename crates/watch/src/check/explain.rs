@@ -10,12 +10,16 @@ use adverb_core::qp::{QueuePair, Service};
 use adverb_core::request::{Cause, Opcode};
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::qp::by_number;
-use adverb_libibverbs::seam::Completed;
+use adverb_libibverbs::seam::PolledCompletion;
 use std::sync::Arc;
 
 /// What a completion with an error says.
-pub(super) fn explain(completed: &Completed, request: Option<&Request>, core: &QueuePair) -> Option<Finding> {
-    let Completed { wr_id, status, queue_pair, .. } = *completed;
+pub(super) fn explain(
+    completed: &PolledCompletion,
+    request: Option<&Request>,
+    core: &QueuePair,
+) -> Option<Finding> {
+    let PolledCompletion { wr_id, status, queue_pair, .. } = *completed;
     let name = format!("queue pair {queue_pair:#x}");
     let length = request.map_or(0, |request| request.posted.length);
     let what = match request {

@@ -6,7 +6,7 @@ use super::few::Few;
 use super::map::Map;
 use super::site::Site;
 use adverb_core::request::Sge;
-use adverb_libibverbs::seam::{Posted, Role};
+use adverb_libibverbs::seam::{PostedRequest, Role};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A request that was posted, and whose completion was not polled.
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub(super) struct Request {
     /// No two requests have the same; later ones have greater ones.
     pub(super) serial: u64,
-    pub(super) posted: Posted,
+    pub(super) posted: PostedRequest,
     pub(super) elements: Few<Sge>,
     /// Where the bytes of receives and the results of Reads arrive, in memory of the process.
     pub(super) arrives: Few<(u64, u64)>,
@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     fn request(serial: u64, is_reported: bool) -> Request {
-        let posted = Posted {
+        let posted = PostedRequest {
             wr_id: serial * 10,
             role: Role::Send,
             opcode: 0,

@@ -11,7 +11,7 @@ const PLACES: usize = 64;
 
 /// A place, and where the stack has its return addresses.
 #[derive(Clone, Copy, Default)]
-struct Known {
+struct KnownSite {
     call: usize,
     depth: usize,
     site: Site,
@@ -23,7 +23,7 @@ struct Known {
 struct Places {
     /// Where its stack lies. A program may have others for it: nothing is kept of those.
     stack: Range<usize>,
-    places: Vec<Known>,
+    places: Vec<KnownSite>,
 }
 
 thread_local! {
@@ -54,7 +54,7 @@ fn stack() -> Range<usize> {
     start..start.saturating_add(length)
 }
 
-impl Known {
+impl KnownSite {
     /// Whether the thread has come here by the same way.
     fn is_here(&self, call: usize, depth: usize) -> bool {
         let stands = |(slot, address): (&usize, &usize)| {
@@ -89,7 +89,7 @@ pub(super) fn remember(call: usize, depth: usize, walk: &Walk) {
     let keep = |all: &RefCell<Option<Places>>| {
         let Ok(mut all) = all.try_borrow_mut() else { return };
         // Not by way of the stack, which may be the smallest.
-        let new = || Places { stack: stack(), places: vec![Known::default(); PLACES] };
+        let new = || Places { stack: stack(), places: vec![KnownSite::default(); PLACES] };
         let all = all.get_or_insert_with(new);
         let is_whole = slots[..count].iter().zip(site.frames()).all(|(slot, address)| {
             let is_there = slot.is_multiple_of(size_of::<usize>())
@@ -100,7 +100,7 @@ pub(super) fn remember(call: usize, depth: usize, walk: &Walk) {
             is_there && unsafe { (*slot as *const usize).read_volatile() } == *address
         });
         if is_whole && count > 0 {
-            all.places[index(call, depth)] = Known { call, depth, site, slots, count };
+            all.places[index(call, depth)] = KnownSite { call, depth, site, slots, count };
         }
     };
     let _ = PLACES_OF_THREAD.try_with(keep);

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A table by addresses or numbers.
-pub(super) type Map<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+pub(super) type Map<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
 
 /// Spreads addresses and numbers.
 #[derive(Default)]
-pub(super) struct Spread(u64);
+pub(super) struct AddressHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for AddressHasher {
     fn write(&mut self, bytes: &[u8]) {
         bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
     }
@@ -41,7 +41,7 @@ mod tests {
     fn addresses_of_one_size_are_spread() {
         let all: std::collections::HashSet<_> = (0..1024_usize)
             .map(|place| {
-                let mut spread = Spread::default();
+                let mut spread = AddressHasher::default();
                 spread.write_usize(0x7f00_0000_0000 + place * 512);
                 spread.finish() & 0x3ff
             })

@@ -26,14 +26,14 @@ pub(super) struct Object {
     /// A call is destroying it.
     pub(super) ending: bool,
     /// A destroying call was refused.
-    refused: Option<Refused>,
+    refused: Option<DestroyRefusal>,
     /// Its leak was told.
     told: bool,
 }
 
 /// A destroying call that answered EBUSY.
 #[derive(Clone, Debug)]
-struct Refused {
+struct DestroyRefusal {
     call: &'static str,
     site: Site,
     /// The objects that used it then.
@@ -43,7 +43,7 @@ struct Refused {
 
 /// An object that is gone.
 #[derive(Clone, Debug)]
-struct Gone {
+struct DestroyedObject {
     object: Object,
     site: Site,
     call: &'static str,
@@ -51,7 +51,7 @@ struct Gone {
 
 /// A call that should have made an object.
 #[derive(Clone, Copy, Debug)]
-struct Failed {
+struct FailedCreation {
     call: &'static str,
     errno: i32,
     site: Site,
@@ -64,11 +64,11 @@ pub(super) const MOST_GONE: usize = 1 << 16;
 #[derive(Default)]
 pub(super) struct Objects {
     live: Map<usize, Object>,
-    gone: Map<usize, Gone>,
+    gone: Map<usize, DestroyedObject>,
     order: VecDeque<(usize, u64)>,
     /// Those of the process that forked this one.
     inherited: Map<usize, Object>,
-    failed: HashMap<Thing, Failed>,
+    failed: HashMap<Thing, FailedCreation>,
     last: u64,
 }
 
@@ -135,7 +135,7 @@ impl Objects {
 
     /// A call that should have made an object has failed.
     pub(super) fn fail(&mut self, thing: Thing, call: &'static str, errno: i32, site: Site) {
-        self.failed.insert(thing, Failed { call, errno, site });
+        self.failed.insert(thing, FailedCreation { call, errno, site });
     }
 
     /// An object is gone.
@@ -145,7 +145,7 @@ impl Objects {
         }
         let Some(object) = self.live.remove(&pointer) else { return };
         self.order.push_back((pointer, object.serial));
-        self.gone.insert(pointer, Gone { object, site, call });
+        self.gone.insert(pointer, DestroyedObject { object, site, call });
         if self.order.len() > MOST_GONE
             && let Some((oldest, serial)) = self.order.pop_front()
             && self.gone.get(&oldest).is_some_and(|gone| gone.object.serial == serial)
@@ -185,7 +185,7 @@ impl Objects {
         };
         if let Some(object) = self.live.get_mut(&pointer) {
             let users = users.into_iter().map(|(serial, _)| serial).collect();
-            object.refused = Some(Refused { call, site, users, names });
+            object.refused = Some(DestroyRefusal { call, site, users, names });
         }
     }
 

@@ -8,7 +8,7 @@ use super::roles::{Act, Effect, Role, Thing};
 use super::site::Site;
 use super::spare::{self, Spare};
 use super::waits::{Before, Waits};
-use super::{Begun, Check, State, completions, describe, flight, profile, work};
+use super::{CallState, Check, State, completions, describe, flight, profile, work};
 use crate::calls::Call;
 use crate::names;
 use adverb_core::clock;
@@ -20,13 +20,13 @@ use adverb_libibverbs::abi::{
 };
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::{PairObject, core_attributes};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Completed, Posted};
+use adverb_libibverbs::seam::{self, Answer, Arguments, PolledCompletion, PostedRequest};
 use adverb_libibverbs::srq::SharedObject;
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 thread_local! {
-    static COMPLETED: Spare<Completed> = const { Spare::new() };
+    static COMPLETED: Spare<PolledCompletion> = const { Spare::new() };
 }
 
 /// A post has failed: polls that find nothing are looked at.
@@ -49,7 +49,7 @@ pub(super) struct FailedPost {
 }
 
 /// A program that polls so often, for so long, waits for a completion.
-const PATIENCE: (u32, u64) = (100, 100_000_000);
+const WAITING_POLLS: (u32, u64) = (100, 100_000_000);
 
 impl Check {
     /// A call begins.
@@ -61,7 +61,7 @@ impl Check {
         role: &Role,
         call: &'static Call,
         arguments: &Arguments,
-        begun: &mut Begun,
+        begun: &mut CallState,
         findings: &mut Vec<Finding>,
     ) {
         // SAFETY: the caller's promise, in all that follows.
@@ -162,7 +162,7 @@ impl Check {
         role: &Role,
         call: &'static Call,
         arguments: &Arguments,
-        begun: &mut Begun,
+        begun: &mut CallState,
         answer: Answer,
         failed: Option<i32>,
         findings: &mut Vec<Finding>,
@@ -260,7 +260,7 @@ impl Check {
         act: Act,
         arguments: &Arguments,
         errno: i32,
-        built: &[(Posted, usize)],
+        built: &[(PostedRequest, usize)],
     ) -> Option<Finding> {
         // SAFETY: the caller's promise.
         let (mut kind, number, mut text, mut remedy) =
@@ -299,7 +299,7 @@ impl Check {
         act: Act,
         call: &'static str,
         arguments: &Arguments,
-        begun: &Begun,
+        begun: &CallState,
         errno: i32,
     ) {
         // SAFETY: the caller's promise.
@@ -315,7 +315,12 @@ impl Check {
     ///
     /// # Safety
     /// As of [`Check::ended`].
-    unsafe fn modified(&self, arguments: &Arguments, begun: &Begun, failed: Option<i32>) -> Option<Finding> {
+    unsafe fn modified(
+        &self,
+        arguments: &Arguments,
+        begun: &CallState,
+        failed: Option<i32>,
+    ) -> Option<Finding> {
         let from = begun.from?;
         // SAFETY: the caller's promise.
         let (core, attributes, new) = unsafe {
@@ -429,8 +434,8 @@ impl State {
     fn polled_in_vain(&mut self, queue: usize) -> Option<Finding> {
         let post = self.failed_posts.get_mut(&queue)?;
         post.polls += 1;
-        let is_long = clock::device().saturating_sub(post.since) >= PATIENCE.1;
-        if post.polls < PATIENCE.0 || !is_long || self.flight.completes_on(queue) {
+        let is_long = clock::device().saturating_sub(post.since) >= WAITING_POLLS.1;
+        if post.polls < WAITING_POLLS.0 || !is_long || self.flight.completes_on(queue) {
             return None;
         }
         let post = self.failed_posts.remove(&queue)?;

@@ -1,7 +1,7 @@
 //! How findings come out: each once, as text or JSON, and a line at the end.
 
 use super::finding::Kind;
-use super::setting::Format;
+use super::setting::FindingFormat;
 use super::site::{Place, Site};
 use super::suppress::Suppressions;
 use adverb_core::setting;
@@ -61,7 +61,7 @@ const MOST: usize = 1000;
 
 /// What has been found.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Findings {
     seen: HashSet<(Kind, u64, usize)>,
     counts: BTreeMap<Kind, u32>,
     /// There were more than are shown.
@@ -70,7 +70,7 @@ pub(super) struct Found {
     pub(super) fails_with: Option<i32>,
 }
 
-impl Found {
+impl Findings {
     /// Whether it is new.
     pub(super) fn is_new(&mut self, finding: &Finding, site: Site) -> bool {
         let place = match finding.kind {
@@ -127,7 +127,7 @@ impl Found {
 
 /// Where findings go, and which do not.
 pub(super) struct Report {
-    pub(super) format: Format,
+    pub(super) format: FindingFormat,
     pub(super) file: Option<String>,
     /// The file for the command.
     pub(super) count: Option<String>,
@@ -175,8 +175,8 @@ impl Report {
         }
         let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.places())).collect();
         let line = match self.format {
-            Format::Text => text(finding, &place, &places),
-            Format::Json => self.json(finding, &place, &places),
+            FindingFormat::Text => text(finding, &place, &places),
+            FindingFormat::Json => self.json(finding, &place, &places),
         };
         self.write(&line);
         if let Some(count) = &self.count {
@@ -187,10 +187,10 @@ impl Report {
     }
 
     /// The line at the end.
-    pub(super) fn end(&self, found: &Found) {
+    pub(super) fn end(&self, found: &Findings) {
         let line = match self.format {
-            Format::Text => format!("adverb check: {}\n", found.summary()),
-            Format::Json => {
+            FindingFormat::Text => format!("adverb check: {}\n", found.summary()),
+            FindingFormat::Json => {
                 let mut names = String::new();
                 for (kind, count) in &found.counts {
                     let comma = if names.is_empty() { "" } else { "," };
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_same_is_said_once_and_counted() {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         assert_eq!(found.summary(), "no findings");
         let site = Site::default();
         assert!(found.is_new(&finding(), site) && !found.is_new(&finding(), site));
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn more_than_are_shown_are_said_to_be_there() {
-        let mut found = Found::default();
+        let mut found = Findings::default();
         for object in 0..MOST as u64 {
             assert!(found.is_new(&Finding { object, ..finding() }, Site::default()));
         }
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn a_line_of_json_can_be_read() {
         let report = Report {
-            format: Format::Json,
+            format: FindingFormat::Json,
             file: None,
             count: None,
             suppressions: Suppressions::default(),

@@ -15,14 +15,14 @@ pub const COUNT: &str = "ADVERB_CHECK_COUNT";
 
 /// What a finding looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum FindingFormat {
     /// Sentences for people.
     Text,
     /// A JSON object for each finding, one a line.
     Json,
 }
 
-impl Format {
+impl FindingFormat {
     /// The names of all.
     pub const NAMES: [&str; 2] = ["text", "json"];
 
@@ -70,6 +70,6 @@ mod tests {
         assert_eq!((words("on"), words("off"), words(" on ,")), (Ok(true), Ok(false), Ok(true)));
         assert_eq!((words("siw,strict"), words("on,mlx5")), (Ok(true), Ok(true)));
         assert!(words("yes").is_err_and(|why| why.contains("on, off")));
-        assert!(Format::NAMES.iter().all(|name| Format::from_name(name).is_some()));
+        assert!(FindingFormat::NAMES.iter().all(|name| FindingFormat::from_name(name).is_some()));
     }
 }

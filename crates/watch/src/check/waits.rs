@@ -15,7 +15,7 @@ use crate::names;
 use adverb_core::clock;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::Engine;
-use adverb_core::heard::Heard;
+use adverb_core::heard::EngineFinding;
 use adverb_core::helpers::Helpers;
 use adverb_core::memory::{Access, AccessError};
 use adverb_core::qp::QueuePair;
@@ -42,7 +42,7 @@ static TOLD: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
 pub(super) struct Entry {
     /// The queue pair.
     number: u32,
-    told: Told,
+    told: EngineReport,
     /// When, in nanoseconds of the device's clock; if it was told again and again, the last time.
     when: u64,
 }
@@ -62,7 +62,7 @@ fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
 }
 
 /// Takes the oldest of those that are meant.
-fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<Told> {
+fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<EngineReport> {
     let mut all = all_told()?;
     let place = all.iter().position(is_meant)?;
     all.remove(place).map(|entry| entry.told)
@@ -70,7 +70,7 @@ fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<Told> {
 
 /// A message that was told to the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum EngineReport {
     Refused { why: String, error: Option<AccessError>, rights: Access },
     TooLong { message: u64, is_whole: bool, room: u64 },
     WrongQkey { has: u32, wanted: u32 },
@@ -80,14 +80,20 @@ pub(super) enum Told {
 }
 
 /// Hears what the engine tells.
-pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
+pub(super) fn hear(queue_pair: u32, heard: EngineFinding<'_>) {
     let told = match heard {
-        Heard::Refused { why, error, rights } => Told::Refused { why: why.to_owned(), error, rights },
-        Heard::TooLong { message, is_whole, room } => Told::TooLong { message, is_whole, room },
-        Heard::WrongQkey { has, wanted } => Told::WrongQkey { has, wanted },
-        Heard::NoReceiveHere => Told::NoReceiveHere,
-        Heard::NoReceiveThere => Told::NoReceiveThere,
-        Heard::LastRetry { retries, is_not_ready } => Told::LastRetry { retries, is_not_ready },
+        EngineFinding::Refused { why, error, rights } => {
+            EngineReport::Refused { why: why.to_owned(), error, rights }
+        }
+        EngineFinding::TooLong { message, is_whole, room } => {
+            EngineReport::TooLong { message, is_whole, room }
+        }
+        EngineFinding::WrongQkey { has, wanted } => EngineReport::WrongQkey { has, wanted },
+        EngineFinding::NoReceiveHere => EngineReport::NoReceiveHere,
+        EngineFinding::NoReceiveThere => EngineReport::NoReceiveThere,
+        EngineFinding::LastRetry { retries, is_not_ready } => {
+            EngineReport::LastRetry { retries, is_not_ready }
+        }
     };
     // A child of fork may find it taken for ever.
     let Ok(mut all) = TOLD.try_lock() else { return };
@@ -107,16 +113,16 @@ pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
 
 /// The sizes of a message that was too long for its receive, of this queue pair.
 pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
-    match take(|entry| entry.number == queue_pair && matches!(entry.told, Told::TooLong { .. }))? {
-        Told::TooLong { message, is_whole, room } => Some((message, is_whole, room)),
+    match take(|entry| entry.number == queue_pair && matches!(entry.told, EngineReport::TooLong { .. }))? {
+        EngineReport::TooLong { message, is_whole, room } => Some((message, is_whole, room)),
         _ => None,
     }
 }
 
 /// Why a request of the peer of this queue pair was refused, and what to do about it.
 pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
-    match take(|entry| entry.number == queue_pair && matches!(entry.told, Told::Refused { .. }))? {
-        Told::Refused { why, error, rights } => Some((why, remedy_of(error, rights))),
+    match take(|entry| entry.number == queue_pair && matches!(entry.told, EngineReport::Refused { .. }))? {
+        EngineReport::Refused { why, error, rights } => Some((why, remedy_of(error, rights))),
         _ => None,
     }
 }
@@ -124,8 +130,8 @@ pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
 /// Takes what was told of an access at this address by this key: why it was refused, and what to do about it.
 pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
     let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
-    match take(|entry| matches!(&entry.told, Told::Refused { why, .. } if why.contains(&words)))? {
-        Told::Refused { why, error, rights } => {
+    match take(|entry| matches!(&entry.told, EngineReport::Refused { why, .. } if why.contains(&words)))? {
+        EngineReport::Refused { why, error, rights } => {
             why.split_once(&words).map(|(_, why)| (why.to_owned(), remedy_of(error, rights)))
         }
         _ => None,
@@ -135,9 +141,9 @@ pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
 /// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
 pub(super) fn told(is_end: bool) -> Vec<Entry> {
     let Some(mut all) = all_told() else { return Vec::new() };
-    let stays = |told: &Told| match told {
-        Told::TooLong { .. } => true,
-        Told::Refused { .. } => !is_end,
+    let stays = |told: &EngineReport| match told {
+        EngineReport::TooLong { .. } => true,
+        EngineReport::Refused { .. } => !is_end,
         _ => false,
     };
     let (kept, taken): (Vec<_>, Vec<_>) =
@@ -374,13 +380,13 @@ impl State {
         let mut findings = Vec::new();
         for Entry { number, told, when } in told {
             let is_here = match told {
-                Told::LastRetry { retries, is_not_ready } => {
+                EngineReport::LastRetry { retries, is_not_ready } => {
                     findings.extend(self.last_retry(number, retries, is_not_ready));
                     continue;
                 }
-                Told::NoReceiveHere => true,
-                Told::NoReceiveThere => false,
-                Told::Refused { why: text, error, rights } => {
+                EngineReport::NoReceiveHere => true,
+                EngineReport::NoReceiveThere => false,
+                EngineReport::Refused { why: text, error, rights } => {
                     if !both_ends.contains(&number) {
                         let text = format!("queue pair {number:#x}: {text}");
                         let finding = Finding::new(Kind::AccessRefused, number.into(), text);
@@ -388,14 +394,14 @@ impl State {
                     }
                     continue;
                 }
-                Told::WrongQkey { has, wanted } => {
+                EngineReport::WrongQkey { has, wanted } => {
                     let text = format!(
                         "a datagram for queue pair {number:#x} has the Q_Key {has:#x} and is dropped: the Q_Key of the queue pair is {wanted:#x}"
                     );
                     findings.push(Finding::new(Kind::WrongQkey, number.into(), text));
                     continue;
                 }
-                Told::TooLong { .. } => continue,
+                EngineReport::TooLong { .. } => continue,
             };
             // A receive may have been posted since, or it has succeeded.
             let waits = if is_here {
@@ -548,7 +554,7 @@ impl Objects {
 impl Check {
     /// The queue pairs of which something was told, and whose peers are of this process. The engine's locks are taken without the mutex.
     pub(super) fn both_ends(&self, told: &[Entry]) -> Vec<u32> {
-        let refused = told.iter().filter(|entry| matches!(entry.told, Told::Refused { .. }));
+        let refused = told.iter().filter(|entry| matches!(entry.told, EngineReport::Refused { .. }));
         refused
             .map(|entry| entry.number)
             .filter(|number| {
@@ -609,13 +615,13 @@ mod tests {
 
     #[test]
     fn sizes_are_kept_for_the_completion_of_their_queue_pair() {
-        hear(0x0f00_0001, Heard::TooLong { message: 200, is_whole: true, room: 64 });
+        hear(0x0f00_0001, EngineFinding::TooLong { message: 200, is_whole: true, room: 64 });
         assert_eq!(too_long(0x0f00_0002), None);
         assert_eq!(too_long(0x0f00_0001), Some((200, true, 64)));
         assert_eq!(too_long(0x0f00_0001), None);
         // Those of many take a bounded place: the oldest goes.
         for number in 0..5000 {
-            hear(0x0e00_0000 + number, Heard::TooLong { message: 2, is_whole: true, room: 1 });
+            hear(0x0e00_0000 + number, EngineFinding::TooLong { message: 2, is_whole: true, room: 1 });
         }
         assert!(all_told().is_some_and(|all| all.len() <= 1024));
         assert_eq!((too_long(0x0e00_0000), too_long(0x0e00_0000 + 4999)), (None, Some((2, true, 1))));

@@ -20,7 +20,7 @@ use adverb_libibverbs::abi::{
     ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wq,
 };
 use adverb_libibverbs::qp::PairObject;
-use adverb_libibverbs::seam::{self, Arguments, Posted, Role};
+use adverb_libibverbs::seam::{self, Arguments, PostedRequest, Role};
 use adverb_libibverbs::srq::SharedObject;
 use adverb_libibverbs::wq::WorkQueueObject;
 use std::ops::Range;
@@ -36,7 +36,7 @@ pub(super) enum Target {
 }
 
 /// Requests of a call, before it is made.
-pub(super) struct Gathered<'a> {
+pub(super) struct PostedRequests<'a> {
     target: Target,
     requests: Vec<Request>,
     /// The queue pair.
@@ -125,11 +125,11 @@ pub(super) unsafe fn gather<'a>(
     arguments: &Arguments,
     site: Site,
     mut has_peer_here: Option<bool>,
-) -> Option<Gathered<'a>> {
+) -> Option<PostedRequests<'a>> {
     let mut requests = spare::take(&REQUESTS);
     let mut gone = None;
     let when = clock::device();
-    let request = |posted: &Posted, elements: &[Sge]| Request {
+    let request = |posted: &PostedRequest, elements: &[Sge]| Request {
         serial: 0,
         posted: *posted,
         elements: elements.iter().copied().collect(),
@@ -149,7 +149,7 @@ pub(super) unsafe fn gather<'a>(
                 requests.push(request);
             });
             let target = Target::Shared(arguments[0]);
-            return Some(Gathered {
+            return Some(PostedRequests {
                 target,
                 requests,
                 core: None,
@@ -163,7 +163,7 @@ pub(super) unsafe fn gather<'a>(
         let queues = core.queues();
         let (keys, domain): (&Keys, u32) = (&queues.engine.keys, queues.domain);
         let is_broken = core.state() == State::Error;
-        let mut send = |posted: &Posted, elements: &[Sge]| {
+        let mut send = |posted: &PostedRequest, elements: &[Sge]| {
             let mut request = request(posted, elements);
             match bytes(posted.opcode) {
                 Bytes::Sent if posted.flags & IBV_SEND_INLINE == 0 && !is_broken => {
@@ -209,13 +209,13 @@ pub(super) unsafe fn gather<'a>(
                 Target::Receives(arguments[0])
             }
         };
-        Some(Gathered { target, requests, core: Some(core), has_peer_here, is_broken, gone })
+        Some(PostedRequests { target, requests, core: Some(core), has_peer_here, is_broken, gone })
     }
 }
 
 /// The request by which a window is bound.
-fn bound(bind: &ibv_mw_bind, signals_all: bool) -> Posted {
-    Posted {
+fn bound(bind: &ibv_mw_bind, signals_all: bool) -> PostedRequest {
+    PostedRequest {
         wr_id: bind.wr_id,
         role: Role::Send,
         opcode: IBV_WR_BIND_MW,
@@ -245,8 +245,8 @@ unsafe fn shared(act: Act, pointer: usize) -> Option<Arc<SharedReceiveQueue>> {
 
 impl Flight {
     /// The requests of a call are about to be posted.
-    pub(super) fn begin(&mut self, gathered: Gathered<'_>, findings: &mut Vec<Finding>) -> Posting {
-        let Gathered { target, mut requests, core, has_peer_here, is_broken, gone } = gathered;
+    pub(super) fn begin(&mut self, gathered: PostedRequests<'_>, findings: &mut Vec<Finding>) -> Posting {
+        let PostedRequests { target, mut requests, core, has_peer_here, is_broken, gone } = gathered;
         let first = self.now() + 1;
         for request in &mut requests {
             request.serial = self.next_serial();
@@ -425,7 +425,11 @@ type Refusal = (Kind, u32, String, Option<String>);
 ///
 /// # Safety
 /// As of [`refused`].
-pub(super) unsafe fn bad_request(act: Act, arguments: &Arguments, built: &[(Posted, usize)]) -> Option<u64> {
+pub(super) unsafe fn bad_request(
+    act: Act,
+    arguments: &Arguments,
+    built: &[(PostedRequest, usize)],
+) -> Option<u64> {
     // SAFETY: the caller's promise.
     unsafe {
         match act {
@@ -445,7 +449,7 @@ pub(super) unsafe fn refused(
     act: Act,
     arguments: &Arguments,
     errno: i32,
-    built: &[(Posted, usize)],
+    built: &[(PostedRequest, usize)],
 ) -> Option<Refusal> {
     // SAFETY: the caller's promise, in all that follows.
     unsafe {

@@ -20,11 +20,11 @@ pub(crate) fn async_event(writer: &mut Writer, address: usize) {
     writer.close(b'}');
 }
 
-pub(crate) fn found_async_event(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_async_event(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { async_event(writer, address) }
 }
 
-pub(crate) fn found_completions(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_completions(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     writer.open(b'[');
     for index in 0..usize::try_from(seen.value as i32).unwrap_or(0) {
         completion(writer.item(), address + index * size_of::<ibv_wc>());
@@ -61,6 +61,6 @@ pub(crate) fn completion(writer: &mut Writer, address: usize) {
     writer.close(b'}');
 }
 
-pub(crate) fn bad_request(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn bad_request(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.pointer(read::<usize>(address)) } else { writer.pointer(0) }
 }

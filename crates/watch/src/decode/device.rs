@@ -5,32 +5,32 @@ use crate::names;
 use adverb_libibverbs::abi::*;
 use std::net::Ipv6Addr;
 
-pub(crate) fn found_count(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_count(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { writer.signed(read::<i32>(address).into()) }
 }
 
-pub(crate) fn found_number(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_number(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { writer.hex(read::<u32>(address).into()) }
 }
 
-pub(crate) fn found_half(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_half(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { writer.hex(u16::from_be(read::<u16>(address)).into()) }
 }
 
-pub(crate) fn found_wide(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_wide(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { writer.unsigned(read::<u64>(address)) }
 }
 
-pub(crate) fn found_gid(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_gid(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { gid(writer, address) }
 }
 
-pub(crate) fn found_gid_type(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_gid_type(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     // The kernel's numbers: none for RoCE version 1.
     if seen.failed { writer.null() } else { writer.unsigned(read::<u32>(address).into()) }
 }
 
-pub(crate) fn found_gid_entry(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_gid_entry(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { gid_entry(writer, address) }
 }
 
@@ -39,7 +39,7 @@ pub(super) fn gid_entry(writer: &mut Writer, address: usize) {
     fields::<ibv_gid_entry>(writer, address, &forms, all);
 }
 
-pub(crate) fn found_gid_table(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_gid_table(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     writer.open(b'[');
     for index in 0..usize::try_from(seen.value as isize).unwrap_or(0) {
         gid_entry(writer.item(), address + index * seen.arguments[4]);
@@ -47,7 +47,7 @@ pub(crate) fn found_gid_table(writer: &mut Writer, address: usize, seen: Seen<'_
     writer.close(b']');
 }
 
-pub(crate) fn found_device_attributes(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_device_attributes(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { device_attributes(writer, address) }
 }
 
@@ -68,7 +68,7 @@ fn firmware(writer: &mut Writer, address: usize) {
     array(writer, &read::<[c_char; 64]>(address));
 }
 
-pub(crate) fn found_device_attributes_ex(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_device_attributes_ex(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed {
         return writer.null();
     }
@@ -77,7 +77,7 @@ pub(crate) fn found_device_attributes_ex(writer: &mut Writer, address: usize, se
     writer.close(b'}');
 }
 
-pub(crate) fn found_port(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_port(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     // Callers say how much of the structure they have; all have what is shown.
     let forms = [
         ("state", Form::Name(names::PORT_STATE)),
@@ -100,7 +100,7 @@ pub(crate) fn found_port(writer: &mut Writer, address: usize, seen: Seen<'_>) {
     fields::<ibv_port_attr>(writer, &raw const copy as usize, &forms, all);
 }
 
-pub(crate) fn found_ethernet(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_ethernet(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed {
         return writer.null();
     }
@@ -109,7 +109,7 @@ pub(crate) fn found_ethernet(writer: &mut Writer, address: usize, seen: Seen<'_>
     writer.word(&shown.join(":"));
 }
 
-pub(crate) fn found_time(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_time(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed {
         return writer.null();
     }

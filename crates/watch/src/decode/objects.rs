@@ -61,7 +61,7 @@ pub(crate) fn event_channel(writer: &mut Writer, address: usize) {
 macro_rules! followed {
     ($($name:ident = $write:ident;)*) => {
         $(/// An object whose pointer the function has written.
-        pub(crate) fn $name(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+        pub(crate) fn $name(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
             let found = if seen.failed { 0 } else { read::<usize>(address) };
             if found == 0 { writer.null() } else { $write(writer, found) }
         })*

@@ -4,26 +4,26 @@ use super::*;
 use crate::names;
 use adverb_libibverbs::abi::*;
 
-pub(crate) fn found_pair_attributes(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_pair_attributes(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { masked_attributes(writer, address, seen.arguments[2] as u32) }
 }
 
-pub(crate) fn found_pair_init(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_pair_init(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { pair_init(writer, address) }
 }
 
-pub(crate) fn found_init_attributes(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_init_attributes(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed {
         return writer.null();
     }
     masked_attributes(writer, address, read::<u32>(seen.arguments[2]));
 }
 
-pub(crate) fn found_mask(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_mask(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { writer.flags(names::QP_MASK, read::<u32>(address).into()) }
 }
 
-pub(crate) fn found_address(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_address(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { address_attributes(writer, address) }
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn queue_change(writer: &mut Writer, address: usize) {
     writer.close(b'}');
 }
 
-pub(crate) fn found_srq_attributes(writer: &mut Writer, address: usize, seen: Seen<'_>) {
+pub(crate) fn found_srq_attributes(writer: &mut Writer, address: usize, seen: CallOutcome<'_>) {
     if seen.failed { writer.null() } else { fields::<ibv_srq_attr>(writer, address, &[], all) }
 }
 

@@ -20,7 +20,7 @@ enum Edge {
 }
 
 /// Something that befalls the process at a time.
-type Timed = (Duration, usize, Edge);
+type DueAct = (Duration, usize, Edge);
 
 impl Faults {
     /// Both ends of a rule that have a point.
@@ -71,8 +71,8 @@ impl Faults {
     }
 
     /// What is due at times, in its order.
-    fn timed(&self) -> Vec<Timed> {
-        let mut all: Vec<Timed> = Vec::new();
+    fn timed(&self) -> Vec<DueAct> {
+        let mut all: Vec<DueAct> = Vec::new();
         for place in 0..self.rules.len() {
             for (point, edge) in self.edges(place).into_iter().flatten() {
                 if let Point::Time(time) = point {
@@ -93,7 +93,7 @@ impl Faults {
         }
         faults.device.go_on_after_fork();
         let is_open =
-            |(_, place, edge): &Timed| !faults.rules[*place].done[*edge as usize].load(Ordering::Relaxed);
+            |(_, place, edge): &DueAct| !faults.rules[*place].done[*edge as usize].load(Ordering::Relaxed);
         let begun = faults.rules.iter().enumerate().filter_map(|(place, counted)| {
             let ends = counted.ends.load(Ordering::Relaxed);
             (ends > 0).then_some((Duration::from_nanos(ends), place, Edge::Ends))
@@ -111,7 +111,7 @@ impl Faults {
     }
 
     /// Carries out what is due at times, which have an order, in a thread.
-    fn act_later(&'static self, later: Vec<Timed>) -> Result<(), String> {
+    fn act_later(&'static self, later: Vec<DueAct>) -> Result<(), String> {
         if later.is_empty() {
             return Ok(());
         }

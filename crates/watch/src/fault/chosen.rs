@@ -30,12 +30,12 @@ impl Pair {
 
 /// What a rule is about, of all queue pairs and devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Chosen {
+pub(super) struct Scope {
     pub(super) pair: Option<Pair>,
     pub(super) device: Option<String>,
 }
 
-impl Chosen {
+impl Scope {
     /// Whether it is about a queue pair.
     pub(super) fn has(&self, pairs: &Pairs, device: &str, number: u32) -> bool {
         self.has_device(device)
@@ -121,19 +121,19 @@ pub(super) unsafe fn name_of<'a>(device: *const ibv_device) -> Option<&'a str> {
 #[derive(Default)]
 pub(super) struct Pairs {
     wanted: Vec<u64>,
-    made: Mutex<Made>,
+    made: Mutex<PairsMade>,
 }
 
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct PairsMade {
     count: u64,
     known: Vec<(String, u32, u64)>,
 }
 
 impl Pairs {
     /// For these rules.
-    pub(super) fn of<'a>(chosen: impl Iterator<Item = &'a Chosen>) -> Self {
-        let place = |chosen: &Chosen| match chosen.pair {
+    pub(super) fn of<'a>(chosen: impl Iterator<Item = &'a Scope>) -> Self {
+        let place = |chosen: &Scope| match chosen.pair {
             Some(Pair::Nth(nth)) => Some(nth),
             _ => None,
         };
@@ -164,7 +164,7 @@ impl Pairs {
         found.map(|(_, _, place)| *place)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Made> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PairsMade> {
         self.made.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -189,13 +189,13 @@ mod tests {
         ] {
             assert_eq!(Pair::parse(text), pair, "{text}");
         }
-        let wanted = [1, 2, 3, 4].map(|nth| Chosen { pair: Some(Pair::Nth(nth)), device: None });
+        let wanted = [1, 2, 3, 4].map(|nth| Scope { pair: Some(Pair::Nth(nth)), device: None });
         let pairs = Pairs::of(wanted.iter());
-        assert!(pairs.are_wanted() && !Pairs::of([Chosen::default()].iter()).are_wanted());
+        assert!(pairs.are_wanted() && !Pairs::of([Scope::default()].iter()).are_wanted());
         pairs.add("roce0", 17);
         pairs.add("roce0", 18);
         pairs.add("iwarp0", 17);
-        let chosen = |pair, device: Option<&str>| Chosen { pair, device: device.map(str::to_owned) };
+        let chosen = |pair, device: Option<&str>| Scope { pair, device: device.map(str::to_owned) };
         assert!(chosen(None, None).has(&pairs, "roce0", 99));
         assert!(chosen(Some(Pair::Nth(2)), None).has(&pairs, "roce0", 18));
         assert!(chosen(Some(Pair::Nth(3)), None).has(&pairs, "iwarp0", 17));

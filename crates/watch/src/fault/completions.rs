@@ -8,7 +8,7 @@ use adverb_core::late::{Completions, Lateness};
 use adverb_core::request::{Cause, Completion, Status};
 use adverb_core::{log, random};
 use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Completed};
+use adverb_libibverbs::seam::{self, Answer, Arguments, PolledCompletion};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ impl Faults {
                     // SAFETY: the call has written as many.
                     let wc = unsafe { &mut *list.add(index) };
                     // SAFETY: the caller's promise.
-                    if let Some((status, number)) = unsafe { self.look(queue, &Completed::from(&*wc)) } {
+                    if let Some((status, number)) = unsafe { self.look(queue, &PolledCompletion::from(&*wc)) }
+                    {
                         (wc.status, wc.vendor_err) = (status as u32, Cause::from(status) as u32);
                         last = number.or(last);
                     }
@@ -61,11 +62,15 @@ impl Faults {
     ///
     /// # Safety
     /// `queue` is the completion queue.
-    unsafe fn look(&self, queue: *mut ibv_cq, completion: &Completed) -> Option<(Status, Option<u64>)> {
+    unsafe fn look(
+        &self,
+        queue: *mut ibv_cq,
+        completion: &PolledCompletion,
+    ) -> Option<(Status, Option<u64>)> {
         if completion.status != IBV_WC_SUCCESS {
             return None;
         }
-        let key = Broken::key(completion.queue_pair, completion.is_receive());
+        let key = FlushedPairs::key(completion.queue_pair, completion.is_receive());
         if self.broken.has(key) {
             // SAFETY: the caller's promise.
             if unsafe { seam::is_in_error(queue, completion.queue_pair) } {
@@ -153,12 +158,12 @@ pub(super) fn part_of(time: Duration, drawn: u64) -> Duration {
 
 /// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place of the oldest, whose requests that were done
 /// before stay so.
-pub(super) struct Broken {
+pub(super) struct FlushedPairs {
     slots: [AtomicU64; 64],
     oldest: AtomicUsize,
 }
 
-impl Broken {
+impl FlushedPairs {
     pub(super) fn new() -> Self {
         Self { slots: [const { AtomicU64::new(0) }; 64], oldest: AtomicUsize::new(0) }
     }
@@ -198,14 +203,14 @@ mod tests {
 
     #[test]
     fn a_broken_queue_stays_so_until_it_is_taken_back() {
-        let broken = Broken::new();
-        let key = Broken::key(0, false);
-        assert!(!broken.has(key) && key != Broken::key(0, true));
+        let broken = FlushedPairs::new();
+        let key = FlushedPairs::key(0, false);
+        assert!(!broken.has(key) && key != FlushedPairs::key(0, true));
         broken.add(key);
-        assert!(broken.has(key) && !broken.has(Broken::key(0, true)));
+        assert!(broken.has(key) && !broken.has(FlushedPairs::key(0, true)));
         broken.remove(key);
         assert!(!broken.has(key));
-        let keys: Vec<_> = (0..66).map(|number| Broken::key(number, false)).collect();
+        let keys: Vec<_> = (0..66).map(|number| FlushedPairs::key(number, false)).collect();
         keys.iter().for_each(|key| broken.add(*key));
         let known: Vec<_> = keys.iter().map(|key| broken.has(*key)).collect();
         assert_eq!((&known[..2], known[2..].contains(&false)), (&[false, false][..], false));

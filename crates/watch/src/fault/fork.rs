@@ -14,12 +14,12 @@ pub(super) fn forks() -> u32 {
 }
 
 /// The locks of a thread that forks.
-struct Held(UnsafeCell<Option<Vec<Box<dyn Lock>>>>);
+struct HeldLocks(UnsafeCell<Option<Vec<Box<dyn Lock>>>>);
 
 // SAFETY: the thread that forks has it, from when it has the first lock until it lets go of that.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldLocks {}
 
-static HELD: Held = Held(UnsafeCell::new(None));
+static HELD: HeldLocks = HeldLocks(UnsafeCell::new(None));
 
 trait Lock {}
 

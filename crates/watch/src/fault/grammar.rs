@@ -1,6 +1,6 @@
 //! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
-use super::chosen::{self, Chosen, Pair};
+use super::chosen::{self, Pair, Scope};
 use super::when::{self, Wants, When};
 use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
@@ -24,7 +24,7 @@ pub(super) struct Rule {
     at: usize,
     pub(super) subject: Subject,
     /// The queue pair and the device that it is about.
-    pub(super) of: Chosen,
+    pub(super) of: Scope,
     pub(super) when: When,
 }
 
@@ -272,7 +272,7 @@ struct Options<'a> {
     left: Vec<(Part<'a>, &'a str, Part<'a>)>,
     /// Those that there are, for a person.
     known: Vec<&'static str>,
-    of: Chosen,
+    of: Scope,
 }
 
 impl<'a> Options<'a> {
@@ -286,7 +286,7 @@ impl<'a> Options<'a> {
             }
             left.push((part, name, value));
         }
-        Ok(Self { left, known: Vec::new(), of: Chosen::default() })
+        Ok(Self { left, known: Vec::new(), of: Scope::default() })
     }
 
     /// The value of an option that there is, if it has been given. `form` is for a person: `qp=N`.
@@ -323,7 +323,7 @@ impl<'a> Options<'a> {
     }
 
     /// No further ones may have been given.
-    fn end(self) -> Result<Chosen, Wrong> {
+    fn end(self) -> Result<Scope, Wrong> {
         let Some((part, ..)) = self.left.first() else { return Ok(self.of) };
         match self.known.is_empty() {
             true => part.wrong(format!("{:?}: there are no options here", part.text)),
@@ -695,7 +695,7 @@ mod tests {
             ("wire:loss:device=iwarp0:opcode=SEND@1", None, Some("iwarp0")),
             ("peer:cut:qp=2@5posts", second, None),
         ] {
-            assert_eq!(one(text).of, Chosen { pair, device: device.map(str::to_owned) }, "{text}");
+            assert_eq!(one(text).of, Scope { pair, device: device.map(str::to_owned) }, "{text}");
         }
         let millisecond = Duration::from_millis(1);
         let (time, jitter) = (5 * millisecond, millisecond);

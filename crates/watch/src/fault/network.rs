@@ -3,7 +3,7 @@
 use super::completions::part_of;
 use super::grammar::{OnWire, Subject};
 use super::when::{Point, Span};
-use super::{Counted, Faults};
+use super::{Faults, RuleCounter};
 use adverb_core::wire::{Direction, Fate, Medium, Passing, Wire};
 use adverb_core::{clock, log, random};
 use std::collections::HashMap;
@@ -89,8 +89,9 @@ impl Wire for Faults {
     }
 
     fn damages(&self) -> bool {
-        let is_corruption =
-            |counted: &Counted| matches!(counted.rule.subject, Subject::Wire { what: OnWire::Corrupt, .. });
+        let is_corruption = |counted: &RuleCounter| {
+            matches!(counted.rule.subject, Subject::Wire { what: OnWire::Corrupt, .. })
+        };
         self.rules.iter().any(is_corruption)
     }
 }
@@ -133,7 +134,7 @@ impl Faults {
     }
 
     /// A line of the log. Of a rule that is about every packet, only the first one.
-    fn tell(&self, counted: &Counted, what: OnWire, passing: &Passing, count: u64, happens: Happens) {
+    fn tell(&self, counted: &RuleCounter, what: OnWire, passing: &Passing, count: u64, happens: Happens) {
         let becomes = match happens {
             Happens::Lost => "is lost".to_owned(),
             Happens::Waits(Duration::MAX) => "waits for ever".to_owned(),

@@ -4,15 +4,15 @@ use super::{Place, arrival, microseconds, seconds};
 use crate::requests::Links;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Answers, Begun, Flow, Packet};
+use adverb_core::watch::{Answers, Flow, Packet, RequestStart};
 use adverb_core::wire::{Direction, Kind};
 use std::io::Write as _;
 
 /// A packet, or the beginning of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum TransportEvent {
     Packet(Packet),
-    Begun(Begun),
+    RequestStart(RequestStart),
 }
 
 /// Writes what a transport has shown, in whole lines.
@@ -20,7 +20,7 @@ pub(crate) fn seen(
     format: Format,
     place: Place,
     (time, thread): (u64, u32),
-    seen: &Seen,
+    seen: &TransportEvent,
     links: Links,
 ) -> Vec<u8> {
     let since = time.saturating_sub(place.base);
@@ -30,11 +30,11 @@ pub(crate) fn seen(
             seconds(&mut writer, since);
             let _ = write!(writer.bytes, " {thread} ");
             match seen {
-                Seen::Packet(packet) => {
+                TransportEvent::Packet(packet) => {
                     let arrow = if packet.direction == Direction::Out { "->" } else { "<-" };
                     let _ = write!(writer.bytes, "{arrow} {} ", packet.peer);
                 }
-                Seen::Begun(_) => writer.raw(b"begins "),
+                TransportEvent::RequestStart(_) => writer.raw(b"begins "),
             }
             parts(&mut writer, seen, links.request);
             writer.raw(b"\n");
@@ -56,9 +56,9 @@ pub(crate) fn seen(
 }
 
 /// The parts of a packet, or of a beginning.
-fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
+fn parts(writer: &mut Writer, seen: &TransportEvent, request: Option<u64>) {
     match seen {
-        Seen::Packet(packet) => {
+        TransportEvent::Packet(packet) => {
             writer.key("packet").word(if packet.direction == Direction::Out { "out" } else { "in" });
             writer.key("kind").word(packet.kind.name());
             writer.key("part").word(match (packet.begins, packet.ends) {
@@ -86,7 +86,7 @@ fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
             writer.key("peer").word(&packet.peer.to_string());
             writer.key("by").word(if packet.is_within { "memory" } else { "network" });
         }
-        Seen::Begun(begun) => {
+        TransportEvent::RequestStart(begun) => {
             writer.key("begun").hex(begun.queue_pair.into());
             writer.key("place").unsigned(begun.place);
             numbered(writer, begun.flow, begun.number);
@@ -127,8 +127,8 @@ fn name(flow: Flow, number: u64) -> String {
 
 /// A packet is a slice, which has no length. Arrows lead to it from the post of its request, from a packet that ends a message to the same packet where it
 /// arrives (both processes know its [`name`]), and from there to the poll of the receive.
-fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &Seen, links: Links) -> Vec<u8> {
-    let Seen::Packet(packet) = seen else { return Vec::new() };
+fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &TransportEvent, links: Links) -> Vec<u8> {
+    let TransportEvent::Packet(packet) = seen else { return Vec::new() };
     let is_sent = packet.direction == Direction::Out;
     let mut writer = Writer::new(Style::Json);
     let at = |writer: &mut Writer| {

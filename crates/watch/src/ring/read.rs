@@ -3,7 +3,7 @@
 use super::layout::{self, CHUNK, CHUNK_HEAD, Head, OWNED, TAKEN};
 use super::record::{self, CallRecord, Record};
 use crate::calls::{CALLS, Work};
-use crate::format::{self, Effects, Ended, Flow, Place, Process};
+use crate::format::{self, CompletedCall, Effects, Flow, Place, Process};
 use crate::requests::{Queue, Requests};
 use crate::setting::Format;
 use crate::writer::Style;
@@ -14,13 +14,13 @@ pub struct Rings {
     bytes: Vec<u8>,
     processes: HashMap<u32, Process>,
     /// Of each record: its time, whose it is, and where it stands. In the order of the times.
-    records: Vec<Found>,
+    records: Vec<RecordPlace>,
     lost: u64,
     torn: u64,
 }
 
 #[derive(Clone, Copy)]
-struct Found {
+struct RecordPlace {
     time: u64,
     at: usize,
     pid: u32,
@@ -76,7 +76,7 @@ impl Rings {
             };
             let time = order(&chunk[at..at + length]);
             let (pid, thread) = (owner as u32, (owner >> 32) as u32);
-            self.records.push(Found { time, at: start + at, pid, thread });
+            self.records.push(RecordPlace { time, at: start + at, pid, thread });
             at += length;
         }
     }
@@ -118,8 +118,8 @@ impl Rings {
             let lines = match record {
                 Record::Call(call) => write_call(format, place, found.thread, &call, requests),
                 // Text is for calls.
-                Record::Seen(..) if format == Format::Text => continue,
-                Record::Seen(time, seen) => {
+                Record::TransportEvent(..) if format == Format::Text => continue,
+                Record::TransportEvent(time, seen) => {
                     let links = requests.link(&seen);
                     format::seen(format, place, (time, found.thread), &seen, links)
                 }
@@ -182,7 +182,7 @@ fn write_call(
     let style = if format == Format::Text { Style::Text } else { Style::Json };
     let arguments = record.arguments(call, style, failure.is_some());
     let result = record.result(style);
-    let ended = Ended {
+    let ended = CompletedCall {
         place,
         result: result.as_deref(),
         call,

@@ -4,13 +4,13 @@ mod post;
 
 use crate::calls::{CALLS, Call};
 use crate::decode;
-use crate::format::Seen;
+use crate::format::TransportEvent;
 use crate::requests::Queue;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Answers, Begun, Flow, Packet, Stream};
+use adverb_core::watch::{Answers, Flow, Packet, RequestStart, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{Answer, Completed, Posted, Role};
+use adverb_libibverbs::seam::{Answer, PolledCompletion, PostedRequest, Role};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::layout::word;
@@ -20,7 +20,7 @@ pub(crate) use post::{PostEnd, PostHead, begin_post, end_post, write_receive, wr
 /// What a record is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     Call = 1,
     Sends,
     Receives,
@@ -28,12 +28,19 @@ pub(crate) enum Kind {
     /// Polls that found nothing.
     Run,
     Packet,
-    Begun,
+    RequestStart,
 }
 
-impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Call, Self::Sends, Self::Receives, Self::Completions, Self::Run, Self::Packet, Self::Begun];
+impl RecordKind {
+    const ALL: [Self; 7] = [
+        Self::Call,
+        Self::Sends,
+        Self::Receives,
+        Self::Completions,
+        Self::Run,
+        Self::Packet,
+        Self::RequestStart,
+    ];
 }
 
 /// Appends words. The first one, which says what the record is, is complete at its end.
@@ -43,7 +50,7 @@ pub(crate) struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    pub(crate) fn begin(bytes: &'a mut Vec<u8>, kind: Kind, index: usize) -> Self {
+    pub(crate) fn begin(bytes: &'a mut Vec<u8>, kind: RecordKind, index: usize) -> Self {
         bytes.clear();
         bytes.extend_from_slice(&[0; 8]);
         Self { bytes, first: kind as u64 | (index as u64 & 0xffff) << 8 }
@@ -96,18 +103,18 @@ pub(crate) struct CallRecord<'a> {
     pub(crate) fault: Option<u64>,
     pub(crate) queue: Option<Queue>,
     pub(crate) place: Option<u64>,
-    pub(crate) posted: Vec<Posted>,
+    pub(crate) posted: Vec<PostedRequest>,
     /// Of posts that failed: so many requests were posted.
     pub(crate) taken: usize,
-    pub(crate) completed: Vec<Completed>,
+    pub(crate) completed: Vec<PolledCompletion>,
     /// Requests of builders, and a completion under the cursor, are shown beside the arguments.
     pub(crate) shows_work: bool,
-    arguments: Written<'a>,
+    arguments: CallContents<'a>,
     /// What the call returned, as tokens; of calls that return a number, nothing.
     pub(crate) result: &'a [u8],
 }
 
-enum Written<'a> {
+enum CallContents<'a> {
     Tokens(&'a [u8]),
     Sends { queue: u32, requests: Vec<ibv_send_wr>, _elements: Vec<ibv_sge>, bad: usize },
     Receives { queue: u32, requests: Vec<ibv_recv_wr>, _elements: Vec<ibv_sge>, bad: usize },
@@ -116,7 +123,7 @@ enum Written<'a> {
 
 /// Writes a call of any kind.
 pub(crate) fn write_call(bytes: &mut Vec<u8>, call: &CallRecord<'_>) {
-    let mut words = Words::begin(bytes, Kind::Call, call.index);
+    let mut words = Words::begin(bytes, RecordKind::Call, call.index);
     let (kind, number) = match call.queue {
         None => (0, 0),
         Some(Queue::Sends(pair)) => (1, pair.into()),
@@ -137,7 +144,7 @@ pub(crate) fn write_call(bytes: &mut Vec<u8>, call: &CallRecord<'_>) {
         words.word(one.wr_id).pair(one.status, one.opcode).pair(one.vendor_error, one.byte_length);
         words.word(one.queue_pair.into());
     }
-    if let Written::Tokens(tokens) = call.arguments {
+    if let CallContents::Tokens(tokens) = call.arguments {
         words.pair(tokens.len() as u32, call.result.len() as u32).bytes(tokens).bytes(call.result);
     }
     words.end();
@@ -164,7 +171,7 @@ impl<'a> CallRecord<'a> {
             taken: 0,
             completed: Vec::new(),
             shows_work: false,
-            arguments: Written::Tokens(tokens),
+            arguments: CallContents::Tokens(tokens),
             result: &[],
         }
     }
@@ -184,15 +191,15 @@ impl<'a> CallRecord<'a> {
         let mut shared = ibv_srq::zeroed();
         let mut queue = ibv_cq::zeroed();
         let words = match &self.arguments {
-            Written::Tokens(tokens) => {
+            CallContents::Tokens(tokens) => {
                 writer.replay(tokens);
                 return writer.bytes;
             }
-            Written::Sends { queue, requests, bad, .. } => {
+            CallContents::Sends { queue, requests, bad, .. } => {
                 pair.qp_num = *queue;
                 [&raw const pair as usize, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
             }
-            Written::Receives { queue, requests, bad, .. } => {
+            CallContents::Receives { queue, requests, bad, .. } => {
                 (pair.qp_num, shared.handle) = (*queue, *queue);
                 let object = match call.name {
                     "ibv_post_recv" => &raw const pair as usize,
@@ -200,13 +207,13 @@ impl<'a> CallRecord<'a> {
                 };
                 [object, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
             }
-            Written::Poll { queue: handle, second, found } => {
+            CallContents::Poll { queue: handle, second, found } => {
                 queue.handle = *handle;
                 [&raw const queue as usize, *second, found.as_ptr() as usize]
             }
         };
         let arguments = [words[0], words[1], words[2], 0, 0, 0];
-        let seen = decode::Seen { arguments: &arguments, value: self.answer.value, failed };
+        let seen = decode::CallOutcome { arguments: &arguments, value: self.answer.value, failed };
         for ((name, form), word) in call.arguments.iter().zip(arguments) {
             form.write(writer.key(name.trim_start_matches("r#")), word, seen);
         }
@@ -217,7 +224,7 @@ impl<'a> CallRecord<'a> {
 /// A record that has been read.
 pub(crate) enum Record<'a> {
     Call(CallRecord<'a>),
-    Seen(u64, Seen),
+    TransportEvent(u64, TransportEvent),
 }
 
 /// The length of the record that begins here, if there can be one.
@@ -256,31 +263,29 @@ impl<'a> Cursor<'a> {
 /// Reads a record. None of one that is wrong.
 pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
     let first = word(bytes, 0);
-    let kind = Kind::ALL.into_iter().find(|kind| *kind as u64 == first & 0xff)?;
+    let kind = RecordKind::ALL.into_iter().find(|kind| *kind as u64 == first & 0xff)?;
     let index = (first >> 8 & 0xffff) as usize;
     let mut cursor = Cursor(bytes.get(8..length(bytes)?)?);
     match kind {
-        Kind::Packet => {
-            read_packet(&mut cursor, index).map(|(time, packet)| Record::Seen(time, Seen::Packet(packet)))
-        }
-        Kind::Begun => {
-            read_begun(&mut cursor, index).map(|(time, begun)| Record::Seen(time, Seen::Begun(begun)))
-        }
+        RecordKind::Packet => read_packet(&mut cursor, index)
+            .map(|(time, packet)| Record::TransportEvent(time, TransportEvent::Packet(packet))),
+        RecordKind::RequestStart => read_begun(&mut cursor, index)
+            .map(|(time, begun)| Record::TransportEvent(time, TransportEvent::RequestStart(begun))),
         // What a record is of is shown as its call has it: they must fit.
         _ if !CALLS.get(index).is_some_and(|call| fits(kind, call)) => None,
-        Kind::Call => read_call(&mut cursor, index).map(Record::Call),
-        Kind::Sends | Kind::Receives => read_post(&mut cursor, kind, index).map(Record::Call),
-        Kind::Completions | Kind::Run => read_poll(&mut cursor, first, index).map(Record::Call),
+        RecordKind::Call => read_call(&mut cursor, index).map(Record::Call),
+        RecordKind::Sends | RecordKind::Receives => read_post(&mut cursor, kind, index).map(Record::Call),
+        RecordKind::Completions | RecordKind::Run => read_poll(&mut cursor, first, index).map(Record::Call),
     }
 }
 
-fn fits(kind: Kind, call: &Call) -> bool {
+fn fits(kind: RecordKind, call: &Call) -> bool {
     match kind {
-        Kind::Sends => call.name == "ibv_post_send",
-        Kind::Receives => matches!(call.name, "ibv_post_recv" | "ibv_post_srq_recv"),
-        Kind::Completions => call.name == "ibv_poll_cq",
-        Kind::Run => call.is_poll(),
-        Kind::Call | Kind::Packet | Kind::Begun => true,
+        RecordKind::Sends => call.name == "ibv_post_send",
+        RecordKind::Receives => matches!(call.name, "ibv_post_recv" | "ibv_post_srq_recv"),
+        RecordKind::Completions => call.name == "ibv_poll_cq",
+        RecordKind::Run => call.is_poll(),
+        RecordKind::Call | RecordKind::Packet | RecordKind::RequestStart => true,
     }
 }
 
@@ -317,17 +322,26 @@ fn read_call<'a>(cursor: &mut Cursor<'a>, index: usize) -> Option<CallRecord<'a>
     })
 }
 
-fn read_posted(cursor: &mut Cursor<'_>) -> Option<Posted> {
+fn read_posted(cursor: &mut Cursor<'_>) -> Option<PostedRequest> {
     let (wr_id, (opcode, flags), length) = (cursor.word()?, cursor.pair()?, cursor.word()?);
     let (remote_address, (rkey, _), bits) = (cursor.word()?, cursor.pair()?, cursor.word()?);
     let role = if bits & 1 != 0 { Role::Receive } else { Role::Send };
-    Some(Posted { wr_id, role, opcode, flags, length, remote_address, rkey, is_reported: bits & 2 != 0 })
+    Some(PostedRequest {
+        wr_id,
+        role,
+        opcode,
+        flags,
+        length,
+        remote_address,
+        rkey,
+        is_reported: bits & 2 != 0,
+    })
 }
 
-fn read_completed(cursor: &mut Cursor<'_>) -> Option<Completed> {
+fn read_completed(cursor: &mut Cursor<'_>) -> Option<PolledCompletion> {
     let (wr_id, (status, opcode)) = (cursor.word()?, cursor.pair()?);
     let ((vendor_error, byte_length), queue_pair) = (cursor.pair()?, cursor.word()? as u32);
-    Some(Completed { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
+    Some(PolledCompletion { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
 }
 
 /// Of a completion of which this is all that is not zero: its name, operation, length, queue pair and flags. As a rule it is.
@@ -349,7 +363,7 @@ pub(crate) fn write_completions(
     (queue, most): (u32, u32),
     found: &[ibv_wc],
 ) {
-    let mut words = Words::begin(bytes, Kind::Completions, index);
+    let mut words = Words::begin(bytes, RecordKind::Completions, index);
     words.word(start).word(end).pair(queue, most);
     if found.iter().all(is_short) {
         words.first |= ARE_SHORT;
@@ -387,7 +401,7 @@ pub(crate) fn write_run(
     times: u64,
     value: u64,
 ) {
-    let mut words = Words::begin(bytes, Kind::Run, index);
+    let mut words = Words::begin(bytes, RecordKind::Run, index);
     words.word(start).word(end).word(value).pair(queue, 0).word(second).word(times);
     words.end();
 }
@@ -395,7 +409,7 @@ pub(crate) fn write_run(
 fn read_poll<'a>(cursor: &mut Cursor<'a>, first: u64, index: usize) -> Option<CallRecord<'a>> {
     let (start, end) = (cursor.word()?, cursor.word()?);
     let (queue, second, times, value, mut found);
-    if first & 0xff == Kind::Run as u64 {
+    if first & 0xff == RecordKind::Run as u64 {
         value = cursor.word()?;
         queue = cursor.pair()?.0;
         (second, times, found) = (cursor.word()? as usize, cursor.word()?, Vec::new());
@@ -405,11 +419,11 @@ fn read_poll<'a>(cursor: &mut Cursor<'a>, first: u64, index: usize) -> Option<Ca
         found = read_completions(cursor, first & ARE_SHORT != 0)?;
         value = found.len() as u64;
     }
-    let completed = found.iter().map(Completed::from).collect();
+    let completed = found.iter().map(PolledCompletion::from).collect();
     let answer = Answer { value: value as usize, errno: 0 };
     // Of a poll that found nothing, the list is shown as empty.
     found.reserve(1);
-    let arguments = Written::Poll { queue, second, found };
+    let arguments = CallContents::Poll { queue, second, found };
     Some(CallRecord {
         times,
         completed,
@@ -456,11 +470,11 @@ fn write_ip(words: &mut Words<'_>, ip: IpAddr, port: u16) {
 }
 
 /// Writes what a transport has shown.
-pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &Seen) {
+pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &TransportEvent) {
     match seen {
-        Seen::Packet(packet) => {
+        TransportEvent::Packet(packet) => {
             let (index, stream) = flow_parts(packet.flow);
-            let mut words = Words::begin(bytes, Kind::Packet, index);
+            let mut words = Words::begin(bytes, RecordKind::Packet, index);
             let kind = PacketKind::ALL.iter().position(|(_, kind)| *kind == packet.kind).unwrap_or(0);
             let bits = bit(packet.direction == Direction::In, IN)
                 | bit(packet.begins, BEGINS)
@@ -490,9 +504,9 @@ pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &Seen) {
             }
             words.end();
         }
-        Seen::Begun(begun) => {
+        TransportEvent::RequestStart(begun) => {
             let (index, stream) = flow_parts(begun.flow);
-            let mut words = Words::begin(bytes, Kind::Begun, index);
+            let mut words = Words::begin(bytes, RecordKind::RequestStart, index);
             let destination = if let Flow::Pair(destination) = begun.flow { destination } else { 0 };
             words.word(time).word(begun.place).pair(begun.queue_pair, destination).word(begun.number);
             if let Some(stream) = stream {
@@ -574,7 +588,7 @@ fn read_packet(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, Packet)> {
     Some((time, packet))
 }
 
-fn read_begun(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, Begun)> {
+fn read_begun(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, RequestStart)> {
     let (time, place, (queue_pair, destination)) = (cursor.word()?, cursor.word()?, cursor.pair()?);
     let number = cursor.word()?;
     let flow = match index {
@@ -584,5 +598,5 @@ fn read_begun(cursor: &mut Cursor<'_>, index: usize) -> Option<(u64, Begun)> {
             read_flow(cursor, index, bits)?
         }
     };
-    Some((time, Begun { queue_pair, place, flow, number }))
+    Some((time, RequestStart { queue_pair, place, flow, number }))
 }

@@ -1,11 +1,11 @@
 use super::read::Rings;
-use super::record::{self, CallRecord, Kind, PostEnd, PostHead, Words};
+use super::record::{self, CallRecord, PostEnd, PostHead, RecordKind, Words};
 use super::*;
 use crate::calls::{CALLS, find};
-use crate::format::Seen;
+use crate::format::TransportEvent;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
-use adverb_core::watch::{Answers, Begun, Flow, Packet, Stream};
+use adverb_core::watch::{Answers, Flow, Packet, RequestStart, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::Answer;
@@ -118,7 +118,7 @@ fn posts_and_polls_are_matched_when_they_are_read() {
     let base = crate::format::base();
     let mut bytes = Vec::new();
     let index = find("ibv_post_send").expect("a call");
-    let mut words = Words::begin(&mut bytes, Kind::Sends, index);
+    let mut words = Words::begin(&mut bytes, RecordKind::Sends, index);
     let head = PostHead { start: base + 1, queue: 0x11, address: 0, reports_all: false, place: 40 };
     record::begin_post(&mut words, &head);
     for wr_id in [5, 6] {
@@ -134,7 +134,12 @@ fn posts_and_polls_are_matched_when_they_are_read() {
     let end = PostEnd { end: base + 9, answer: answer(0, 0), taken: 2, fault: 0, bad: 0 };
     record::end_post(&mut bytes, 2, &end);
     ring.append(7, &bytes);
-    let begun = Seen::Begun(Begun { queue_pair: 0x11, place: 41, flow: Flow::Pair(0x33), number: 9 });
+    let begun = TransportEvent::RequestStart(RequestStart {
+        queue_pair: 0x11,
+        place: 41,
+        flow: Flow::Pair(0x33),
+        number: 9,
+    });
     record::write_seen(&mut bytes, base + 3, &begun);
     ring.append(7, &bytes);
     let mut wc = ibv_wc::zeroed();
@@ -229,22 +234,22 @@ fn what_is_no_ring_is_refused_and_wrong_bytes_are_no_records() {
     let ring = small(&file, 2);
     let mut bytes = Vec::new();
     for packet in packets() {
-        record::write_seen(&mut bytes, 1, &Seen::Packet(packet));
+        record::write_seen(&mut bytes, 1, &TransportEvent::Packet(packet));
         let read = record::read(&bytes);
         assert!(
-            matches!(read, Some(record::Record::Seen(1, Seen::Packet(read))) if read == packet),
+            matches!(read, Some(record::Record::TransportEvent(1, TransportEvent::Packet(read))) if read == packet),
             "{packet:?}"
         );
-        let begun = Begun { queue_pair: 1, place: u64::MAX, flow: packet.flow, number: packet.number };
-        record::write_seen(&mut bytes, 2, &Seen::Begun(begun));
+        let begun = RequestStart { queue_pair: 1, place: u64::MAX, flow: packet.flow, number: packet.number };
+        record::write_seen(&mut bytes, 2, &TransportEvent::RequestStart(begun));
         assert!(
-            matches!(record::read(&bytes), Some(record::Record::Seen(2, Seen::Begun(read))) if read == begun),
+            matches!(record::read(&bytes), Some(record::Record::TransportEvent(2, TransportEvent::RequestStart(read))) if read == begun),
             "{begun:?}"
         );
         // A flow of a kind that there is not.
         bytes[1] = 9;
         assert!(record::read(&bytes).is_none());
-        record::write_seen(&mut bytes, 1, &Seen::Packet(packet));
+        record::write_seen(&mut bytes, 1, &TransportEvent::Packet(packet));
     }
     ring.append(7, &bytes);
     ring.append(7, &call("ibv_fork_init", 1, &[]));
@@ -275,7 +280,7 @@ fn a_post_or_a_poll_of_another_call_is_no_record() {
     assert!(record::read(&bytes).is_some());
     record::write_run(&mut bytes, index("rdma_getaddrinfo"), (1, 2), (3, 4), 5, 0);
     assert!(record::read(&bytes).is_none());
-    for (kind, name) in [(Kind::Sends, "ibv_alloc_pd"), (Kind::Receives, "ibv_post_send")] {
+    for (kind, name) in [(RecordKind::Sends, "ibv_alloc_pd"), (RecordKind::Receives, "ibv_post_send")] {
         let mut words = Words::begin(&mut bytes, kind, index(name));
         record::begin_post(
             &mut words,

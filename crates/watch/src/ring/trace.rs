@@ -1,10 +1,10 @@
 //! The trace of a process in a ring: a call becomes one record. Posts and polls are copied as they are; what they mean is found by those that read the ring.
 
-use super::record::{self, CallRecord, Kind, PostEnd, PostHead, Words};
+use super::record::{self, CallRecord, PostEnd, PostHead, RecordKind, Words};
 use super::{Ring, release};
 use crate::calls::{Call, Work};
 use crate::decode;
-use crate::format::{self, Seen};
+use crate::format::{self, TransportEvent};
 use crate::output::forks;
 use crate::requests::Queue;
 use crate::trace::{Inside, thread};
@@ -12,7 +12,7 @@ use crate::writer::{Style, Writer};
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::clock;
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use adverb_libibverbs::seam::{self, Answer, Arguments, PostedRequest};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::OnceLock;
@@ -31,12 +31,12 @@ struct Pending {
     index: usize,
     start: u64,
     /// The record of a post, as far as it is known, with so many requests.
-    post: Option<(Kind, usize)>,
+    post: Option<(RecordKind, usize)>,
     bytes: Vec<u8>,
     /// Arguments of other calls, of which so many are written.
     writer: Writer,
     written: usize,
-    posted: Vec<Posted>,
+    posted: Vec<PostedRequest>,
     queue: Option<Queue>,
     place: Option<u64>,
     fault: u64,
@@ -96,12 +96,12 @@ fn write_run(ring: &Ring, run: &Run, bytes: &mut Vec<u8>) {
 }
 
 /// The trace of this process.
-pub(crate) struct Trace {
+pub(crate) struct RingTrace {
     ring: &'static Ring,
     chosen: Vec<bool>,
 }
 
-impl Trace {
+impl RingTrace {
     /// Begins it.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl Trace {
             }
         };
         if !is_copied {
-            let seen = decode::Seen { arguments, value: 0, failed: false };
+            let seen = decode::CallOutcome { arguments, value: 0, failed: false };
             let Pending { writer, written, .. } = &mut *pending;
             writer.bytes.clear();
             for ((name, form), word) in call.arguments.iter().zip(arguments) {
@@ -187,7 +187,7 @@ impl Trace {
     /// The call has ended.
     ///
     /// # Safety
-    /// As of [`Trace::begins`], whose word this is.
+    /// As of [`RingTrace::begins`], whose word this is.
     pub(crate) unsafe fn ended(
         &self,
         index: usize,
@@ -237,7 +237,7 @@ impl Trace {
     /// A poll has ended.
     ///
     /// # Safety
-    /// As of [`Trace::ended`].
+    /// As of [`RingTrace::ended`].
     unsafe fn polled(
         &self,
         index: usize,
@@ -269,7 +269,7 @@ impl Trace {
     /// Writes a poll that failed, that is a fault, or that found a lot.
     ///
     /// # Safety
-    /// As of [`Trace::ended`].
+    /// As of [`RingTrace::ended`].
     unsafe fn write_poll(
         &self,
         index: usize,
@@ -281,7 +281,7 @@ impl Trace {
     ) {
         let failed = format::failure(call, answer).is_some();
         let mut writer = Writer::new(Style::Tokens);
-        let seen = decode::Seen { arguments, value: answer.value, failed };
+        let seen = decode::CallOutcome { arguments, value: answer.value, failed };
         for ((name, form), word) in call.arguments.iter().zip(arguments) {
             form.write(writer.key(name), *word, seen);
         }
@@ -309,7 +309,7 @@ impl Trace {
     /// Counts a poll that has found nothing with those before it. False if it is to be written by itself.
     ///
     /// # Safety
-    /// As of [`Trace::ended`].
+    /// As of [`RingTrace::ended`].
     unsafe fn counts(
         &self,
         index: usize,
@@ -353,7 +353,7 @@ impl Trace {
     }
 
     /// A transport has shown something.
-    pub(crate) fn seen(&self, time: u64, seen: &Seen) {
+    pub(crate) fn seen(&self, time: u64, seen: &TransportEvent) {
         let Some(_inside) = Inside::enter() else { return };
         self.with_bytes(|bytes| record::write_seen(bytes, time, seen));
     }
@@ -386,7 +386,7 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
     // SAFETY: the caller's promise.
     let (queue, place, reports_all) =
         unsafe { (number(arguments[0]), seam::posted(pair).unwrap_or(0), seam::reports_all(pair)) };
-    let mut words = Words::begin(&mut pending.bytes, Kind::Sends, pending.index);
+    let mut words = Words::begin(&mut pending.bytes, RecordKind::Sends, pending.index);
     let start = pending.start;
     record::begin_post(&mut words, &PostHead { start, queue, address: 0, reports_all, place });
     let (mut next, mut count) = (arguments[1] as *const ibv_send_wr, 0);
@@ -399,7 +399,7 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();
-    pending.post = Some((Kind::Sends, count));
+    pending.post = Some((RecordKind::Sends, count));
     true
 }
 
@@ -419,7 +419,7 @@ unsafe fn copy_receives(pending: &mut Pending, call: &Call, arguments: &Argument
             _ => return false,
         }
     };
-    let mut words = Words::begin(&mut pending.bytes, Kind::Receives, pending.index);
+    let mut words = Words::begin(&mut pending.bytes, RecordKind::Receives, pending.index);
     let start = pending.start;
     record::begin_post(&mut words, &PostHead { start, queue, address, reports_all: true, place: 0 });
     let (mut next, mut count) = (arguments[1] as *const ibv_recv_wr, 0);
@@ -432,7 +432,7 @@ unsafe fn copy_receives(pending: &mut Pending, call: &Call, arguments: &Argument
         (next, count) = (wr.next.cast_const(), count + 1);
     }
     words.end();
-    pending.post = Some((Kind::Receives, count));
+    pending.post = Some((RecordKind::Receives, count));
     true
 }
 
@@ -500,7 +500,7 @@ unsafe fn refused(call: &Call, arguments: &Arguments, count: usize, failed: bool
 /// The arguments are right for the call, which has answered so.
 unsafe fn finish(pending: &mut Pending, call: &Call, arguments: &Arguments, end: u64, answer: Answer) {
     let failed = format::failure(call, answer).is_some();
-    let seen = decode::Seen { arguments, value: answer.value, failed };
+    let seen = decode::CallOutcome { arguments, value: answer.value, failed };
     for ((name, form), word) in call.arguments.iter().zip(arguments).skip(pending.written) {
         form.write(pending.writer.key(name.trim_start_matches("r#")), *word, seen);
     }
@@ -530,6 +530,6 @@ extern "C" fn at_exit() {
     let Some(ring) = RING.get() else { return };
     // The handler of a signal may end the program in the middle of a record.
     let Some(_inside) = Inside::enter() else { return };
-    Trace { ring, chosen: Vec::new() }.end_runs();
+    RingTrace { ring, chosen: Vec::new() }.end_runs();
     release();
 }

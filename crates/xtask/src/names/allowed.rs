@@ -18,25 +18,8 @@ pub(super) const PARTICIPLES: &[Exception] = &[
         names: &["Rejected"],
         reason: "a part of the API that is published",
     },
-    Exception { below: "crates/cli/src/trace", names: &["Done", "Merged", "Traced"], reason: "to do" },
-    Exception { below: "crates/core/src/heard.rs", names: &["Heard"], reason: "to do, with crates/watch" },
-    Exception { below: "crates/core/src/watch.rs", names: &["Begun"], reason: "to do, with crates/watch" },
-    Exception {
-        below: "crates/libibverbs/src/seam",
-        names: &["Completed", "Posted"],
-        reason: "to do, with crates/watch",
-    },
     Exception { below: "crates/proto/tests/ib_pair.rs", names: &["Seed"], reason: "a noun" },
     Exception { below: "crates/roce/src/net.rs", names: &["Feed"], reason: "a noun" },
-    Exception {
-        below: "crates/watch",
-        names: &[
-            "Begun", "Broken", "Chosen", "Counted", "Ended", "Failed", "Found", "Freed", "Gathered", "Gone",
-            "Held", "Known", "Made", "Refused", "Seen", "Shown", "Spread", "Timed", "Told", "Traced",
-            "Written",
-        ],
-        reason: "to do",
-    },
     Exception {
         below: "crates/wire/src/ddp.rs",
         names: &["Tagged", "Untagged"],
@@ -45,8 +28,7 @@ pub(super) const PARTICIPLES: &[Exception] = &[
 ];
 
 /// Constants that may be called by these words alone.
-pub(super) const CONSTANTS: &[Exception] =
-    &[Exception { below: "crates/watch", names: &["PATIENCE"], reason: "to do" }];
+pub(super) const CONSTANTS: &[Exception] = &[];
 
 /// Names that several public types of a layer may have.
 #[derive(Clone, Copy)]
@@ -65,7 +47,6 @@ pub(super) const NAMESAKES: &[Homonym] = &[
         names: &["Args"],
         reason: "of each command its arguments, as is usual with clap",
     },
-    Homonym { layer: "observers", names: &["Format", "Kind", "Seen", "Trace"], reason: "to do" },
     Homonym {
         layer: "front ends",
         names: &["Failure", "Original"],

@@ -5,7 +5,7 @@ use crate::check::flight::{self, Flight};
 use crate::check::report::Finding;
 use crate::check::roles::Act;
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{self, Arguments, Posted};
+use adverb_libibverbs::seam::{self, Arguments, PostedRequest};
 use adverb_librdmacm::abi::rdma_addrinfo;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -113,7 +113,7 @@ unsafe fn missing(profile: &Profile, call: &str, act: Act, arguments: &Arguments
             }
             _ => {}
         }
-        let mut each = |posted: &Posted, elements: &[_]| {
+        let mut each = |posted: &PostedRequest, elements: &[_]| {
             let request = Request {
                 opcode: posted.opcode,
                 flags: posted.flags,
@@ -178,9 +178,9 @@ pub(crate) fn unordered(
     let own = flight.pairs.get(&pair)?;
     let new = own.sends.iter().rev().take_while(|request| request.serial >= first).filter(writes);
     for request in new {
-        let Posted { wr_id, rkey, remote_address, length, .. } = request.posted;
+        let PostedRequest { wr_id, rkey, remote_address, length, .. } = request.posted;
         let meets = |other: &&flight::Request| {
-            let Posted { rkey: key, remote_address: address, length: bytes, .. } = other.posted;
+            let PostedRequest { rkey: key, remote_address: address, length: bytes, .. } = other.posted;
             key == rkey
                 && address < remote_address.saturating_add(length)
                 && remote_address < address.saturating_add(bytes)
@@ -219,7 +219,7 @@ pub(crate) fn unfenced(
     let profile = profiles.iter().find(|profile| profile.is_strict())?;
     let mut reads: Vec<&flight::Request> = Vec::new();
     for request in flight.pairs.get(&pair)?.sends.iter() {
-        let Posted { opcode, flags, wr_id, .. } = request.posted;
+        let PostedRequest { opcode, flags, wr_id, .. } = request.posted;
         if flags & IBV_SEND_FENCE != 0 {
             reads.clear();
         }

@@ -2,10 +2,10 @@
 //!
 //! Most traffic is of these, and a new page of the file costs more than the words in it: a Write of one element takes 88 bytes.
 
-use super::{CallRecord, Cursor, Kind, Words, Written};
+use super::{CallContents, CallRecord, Cursor, RecordKind, Words};
 use crate::requests::Queue;
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::{Answer, MOST_ELEMENTS, Posted, Role};
+use adverb_libibverbs::seam::{Answer, MOST_ELEMENTS, PostedRequest, Role};
 
 /// What stands in front of the requests of a post, and is known before the post.
 pub(crate) struct PostHead {
@@ -192,7 +192,11 @@ fn read_receive(cursor: &mut Cursor<'_>) -> Option<ibv_recv_wr> {
     Some(wr)
 }
 
-pub(super) fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<CallRecord<'a>> {
+pub(super) fn read_post<'a>(
+    cursor: &mut Cursor<'a>,
+    kind: RecordKind,
+    index: usize,
+) -> Option<CallRecord<'a>> {
     let (start, place) = (cursor.word()?, cursor.word()?);
     let ((queue, bits), lasted) = (cursor.pair()?, cursor.word()?);
     let address = if bits & HAS_ADDRESS != 0 { cursor.word()? } else { 0 };
@@ -201,7 +205,7 @@ pub(super) fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -
     let (mut sends, mut receives) = (Vec::<ibv_send_wr>::new(), Vec::<ibv_recv_wr>::new());
     for _ in 0..bits >> COUNT {
         let (role, wr_id, opcode, flags, is_reported, length);
-        if kind == Kind::Sends {
+        if kind == RecordKind::Sends {
             let wr = read_send(cursor)?;
             (role, wr_id, opcode, flags) = (Role::Send, wr.wr_id, wr.opcode, wr.send_flags);
             is_reported = bits & REPORTS_ALL != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0;
@@ -213,7 +217,16 @@ pub(super) fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -
             length = elements.read(cursor, wr.num_sge)?;
             receives.push(wr);
         }
-        posted.push(Posted { wr_id, role, opcode, flags, length, remote_address: 0, rkey: 0, is_reported });
+        posted.push(PostedRequest {
+            wr_id,
+            role,
+            opcode,
+            flags,
+            length,
+            remote_address: 0,
+            rkey: 0,
+            is_reported,
+        });
     }
     let (mut value, mut errno, mut taken, mut fault, mut bad) = (0, 0, posted.len(), 0, 0);
     if bits & HAS_END != 0 {
@@ -234,17 +247,17 @@ pub(super) fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -
             receives.get(index + 1).map_or(std::ptr::null_mut(), |wr| std::ptr::from_ref(wr).cast_mut());
     }
     let _elements = elements.all;
-    let (owner, arguments) = if kind == Kind::Sends {
-        (Queue::Sends(queue), Written::Sends { queue, requests: sends, _elements, bad })
+    let (owner, arguments) = if kind == RecordKind::Sends {
+        (Queue::Sends(queue), CallContents::Sends { queue, requests: sends, _elements, bad })
     } else {
         let owner = if address == 0 { Queue::Receives(queue) } else { Queue::Shared(address as usize) };
-        (owner, Written::Receives { queue, requests: receives, _elements, bad })
+        (owner, CallContents::Receives { queue, requests: receives, _elements, bad })
     };
     let answer = Answer { value: value as usize, errno };
     Some(CallRecord {
         fault: (fault != 0).then_some(fault),
         queue: Some(owner),
-        place: (kind == Kind::Sends).then_some(place),
+        place: (kind == RecordKind::Sends).then_some(place),
         posted,
         taken,
         arguments,
@@ -273,7 +286,7 @@ mod tests {
 
     fn record(wr: &ibv_send_wr, end: &PostEnd) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        let mut words = Words::begin(&mut bytes, Kind::Sends, find("ibv_post_send").expect("a call"));
+        let mut words = Words::begin(&mut bytes, RecordKind::Sends, find("ibv_post_send").expect("a call"));
         let head = PostHead { start: 100, queue: 0x11, address: 0, reports_all: false, place: 9 };
         begin_post(&mut words, &head);
         // SAFETY: a live request with its list.
