@@ -280,7 +280,8 @@ impl CompletionQueue {
         Self::new_in(context, entries, channel, None)
     }
 
-    /// The same, with its completions in memory of `giver`, which has it back when [`CompletionQueue::retire`] succeeds.
+    /// A queue with its completions in memory of `giver`, otherwise as of [`CompletionQueue::new`].
+    /// `giver` has the memory back when [`CompletionQueue::retire`] succeeds.
     ///
     /// # Errors
     /// As [`CompletionQueue::new`]; ENOMEM also where `giver` has none.
@@ -627,7 +628,7 @@ impl CompletionQueue {
         self.add_unless(OVERRUN, completion, solicited);
     }
 
-    /// The same in line, where the fields of the completion are written to their place and nowhere else.
+    /// Adds a completion, as [`CompletionQueue::push`] does, but in line: the fields of the completion are written to their place and nowhere else.
     #[inline(always)]
     pub(crate) fn add(&self, completion: Completion, solicited: bool) {
         self.add_unless(OVERRUN | LATE, completion, solicited);
@@ -748,7 +749,7 @@ impl CompletionQueue {
         &self.moderation
     }
 
-    /// Those that come late, if any may.
+    /// The late completions of this queue. `None` where no completion may be late.
     pub(crate) fn late(&self) -> Option<&Late> {
         self.late.as_deref()
     }

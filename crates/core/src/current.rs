@@ -21,7 +21,7 @@ impl<T> Current<T> {
         self.0.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    /// That of the engine, if there is one.
+    /// The part that the engine of this process has. `None` if there is no engine.
     pub(crate) fn get(&self) -> Option<&'static T> {
         // SAFETY: `set` has stored a reference that lives for ever, or nothing is there.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }

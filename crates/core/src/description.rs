@@ -46,7 +46,7 @@ pub struct Description {
 pub enum Addresses {
     /// All of them.
     All,
-    /// Those of interfaces.
+    /// The addresses of the interfaces with these names.
     Interfaces(Vec<String>),
     /// These.
     Listed(Vec<IpAddr>),
@@ -277,7 +277,7 @@ pub fn parse(text: &str, known: &[&str]) -> Vec<Result<Description, Wrong>> {
     parse_with_places(text, known).into_iter().map(|(_, one)| one).collect()
 }
 
-/// The same, each with the place in the text where its entry begins, in bytes.
+/// The devices of a list, as of [`parse`], each with the place in the text where its entry begins, in bytes.
 pub fn parse_with_places(text: &str, known: &[&str]) -> Vec<(usize, Result<Description, Wrong>)> {
     let mut found: Vec<(usize, Result<Description, Wrong>)> = Vec::new();
     for entry in entries(text) {

@@ -26,7 +26,7 @@ pub(crate) trait Arrivals: Send + Sync {
     fn watch(&self, on: bool);
 }
 
-/// See the module. Thread-safe.
+/// Which thread takes in what arrives: the background thread, or a thread of the program that sleeps for an event. Thread-safe.
 pub(crate) struct Duty {
     arrivals: &'static dyn Arrivals,
     timers: &'static dyn Timers,

@@ -65,7 +65,7 @@ impl Error {
         self.errno == libc::ETIMEDOUT
     }
 
-    /// The same error with the failed action in front of it.
+    /// This error with `doing`, the action that failed, in front of its text. The error number stays.
     pub fn context(self, doing: &str) -> Self {
         Self { errno: self.errno, what: Cow::Owned(format!("{doing}: {}", self.what)) }
     }

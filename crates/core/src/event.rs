@@ -63,7 +63,8 @@ impl<T> EventQueue<T> {
         Ok(Self { tokens, waiting: Mutex::default(), born: ForkGeneration::now() })
     }
 
-    /// The same, with a descriptor whose number is greater than those of all that are open ([`above_all`]).
+    /// An empty queue whose descriptor has a greater number than all open descriptors, if there is such a number ([`above_all`]).
+    /// Fails when the process is out of descriptors (EMFILE).
     pub fn new_above_all() -> Result<Self> {
         let queue = Self::new()?;
         Ok(Self { tokens: above_all(queue.tokens), ..queue })
@@ -93,8 +94,9 @@ impl<T> EventQueue<T> {
         self.wait_with(|_| ())
     }
 
-    /// The same, and calls `taken` at the instant when the event can no longer be withdrawn: whoever withdraws an object's events and
-    /// then looks at a count that `taken` keeps, knows of every event that is out. `taken` must not drop objects that withdraw.
+    /// Takes the oldest event, as [`EventQueue::wait`] does, and calls `taken` at the instant when the event can no longer be withdrawn.
+    /// If `taken` counts events, a thread that withdraws an object's events and then reads the count knows of every event that is out.
+    /// `taken` must not drop an object that withdraws events.
     pub fn wait_with(&self, mut taken: impl FnMut(&T)) -> Result<T> {
         self.born.check()?;
         loop {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 /// Something that a program may wait for, and that needs the engine's threads.
 pub trait FailureListener: Send + Sync {
-    /// They are no more: who waits is told, and who comes later, too. Called once, in any thread, with no lock held.
+    /// Tells all who wait for this object, now or later, that a thread of the engine has failed. Called once, in any thread, with no lock held.
     fn engine_failed(&self);
 
     /// The device with this name has been taken away. Called in any thread, with no lock held.
@@ -44,7 +44,7 @@ impl Failure {
         Ok(())
     }
 
-    /// Those whom it would concern now.
+    /// The listeners that a failure of the engine would concern now.
     pub(crate) fn concerned(&self) -> Vec<Arc<dyn FailureListener>> {
         self.concerned.all()
     }

@@ -33,7 +33,7 @@ impl ForkGeneration {
         if self.is_here() { Ok(()) } else { Err(Error::forked()) }
     }
 
-    /// The same for the fast path.
+    /// [`PostError::Forked`] for an object of the parent process. For posts, on the fast path.
     #[inline]
     pub fn check_post(self) -> std::result::Result<(), PostError> {
         if self.is_here() { Ok(()) } else { Err(PostError::Forked) }

@@ -27,9 +27,9 @@ pub enum EngineFinding<'a> {
     },
     /// A datagram was dropped, since its Q_Key is not that of the queue pair.
     WrongQkey {
-        /// That of the datagram.
+        /// The Q_Key of the datagram.
         has: u32,
-        /// That of the queue pair.
+        /// The Q_Key of the queue pair.
         wanted: u32,
     },
     /// A message of the peer has found no receive.

@@ -18,7 +18,7 @@ pub struct Helpers {
     memory: RwLock<()>,
 }
 
-/// Those of the engine of this process.
+/// The threads of the engine of this process, if there is an engine.
 pub(crate) static CURRENT: Current<Helpers> = Current::none();
 
 /// A thread of the engine's, until dropped.

@@ -164,7 +164,7 @@ impl EventChannel {
         Ok(Arc::new(Self { queue: EventQueue::new()? }))
     }
 
-    /// The same, with a descriptor whose number is greater than those of all that are open.
+    /// A new channel whose descriptor has a greater number than all open descriptors, if there is such a number. EMFILE when the process is out of descriptors.
     pub fn new_above_all() -> Result<Arc<Self>> {
         Ok(Arc::new(Self { queue: EventQueue::new_above_all()? }))
     }

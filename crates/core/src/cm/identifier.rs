@@ -173,7 +173,8 @@ impl Identifier {
         Self::with_service(channel, port_space, port_space.service())
     }
 
-    /// The same for a service that is not the port space's own ([`PortSpace::Ib`]); EINVAL where they do not fit.
+    /// A new identifier, as of [`Identifier::new`], whose queue pairs have the service `service`.
+    /// EINVAL if that is not the port space's own service, and the port space is not [`PortSpace::Ib`].
     pub fn with_service(
         channel: Option<&Arc<EventChannel>>,
         port_space: PortSpace,

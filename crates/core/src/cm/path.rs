@@ -76,10 +76,10 @@ pub fn path_to(gids: &[Gid], local: SocketAddr, gid: [u8; 16], traffic_class: u8
 }
 
 impl Path {
-    /// The same path with its source by another GID table.
+    /// The path with its source GID index changed from an index of GID table `from` to one of GID table `to`. The GID and its interface stay.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if that table lacks the source.
+    /// EADDRNOTAVAIL if `to` lacks the source.
     pub fn in_table(self, from: &[Gid], to: &[Gid]) -> Result<Self> {
         let at = |gid: &&Gid| gid.index == u32::from(self.source_gid_index);
         // A table of tests may be of another device: then the index stands for itself.

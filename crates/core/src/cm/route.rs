@@ -38,7 +38,7 @@ pub(super) fn wildcard(like: &SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, 0)
 }
 
-/// The same address with another port; the scope of a link-local address stays.
+/// `address` with the port `port`. The scope of a link-local address stays.
 pub(super) fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address.set_port(port);
     address

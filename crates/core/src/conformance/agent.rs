@@ -87,7 +87,7 @@ impl Other {
         Self::of(command)
     }
 
-    /// The same by this command, to which arguments are added.
+    /// Starts an agent by `command`, the command of a test program. Arguments are added that run the test `an_agent_answers`.
     pub fn of(mut command: Command) -> Self {
         permit_reading();
         let mut parent = command

@@ -40,8 +40,8 @@ impl Site {
         Self { device, by_attributes: false, address: address.parse().expect("an IP address") }
     }
 
-    /// The same place, where pairs are connected by an exchange of their attributes (number, GID, sequence numbers) instead of by the
-    /// connection manager, as programs do that have a channel of their own.
+    /// This site, where an exchange of attributes (number, GID, sequence numbers) connects pairs instead of the connection manager.
+    /// Programs with a channel of their own connect their queue pairs so.
     #[must_use]
     pub fn by_attributes(self) -> Self {
         Self { by_attributes: true, ..self }
@@ -211,7 +211,7 @@ impl Home {
         Self { context, domain, srq: None }
     }
 
-    /// The same with a shared receive queue of so many receives.
+    /// A context and a domain of their own, with a shared receive queue of `max_wr` receives.
     pub fn sharing(site: &Site, max_wr: u32) -> Self {
         let home = Self::new(site);
         let sizes = SharedReceiveQueueAttributes { max_wr, max_sge: 2, limit: 0 };

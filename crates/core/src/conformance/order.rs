@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// One end of a conversation: everything of it completes in one queue.
 pub struct End<'a> {
-    /// That queue.
+    /// The completion queue of all requests of this end.
     pub queue: &'a CompletionQueue,
     /// Posts a receive.
     pub receive: &'a (dyn Fn() + Sync),
@@ -19,7 +19,7 @@ pub struct End<'a> {
 /// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread that
 /// wakes runs first.
 const POLLS: u32 = 50;
-/// That moment.
+/// How long the polling thread sleeps after [`POLLS`] polls in vain.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// The next completion; none if somebody else has failed.

@@ -93,7 +93,7 @@ pub fn names(transport: TransportType) -> impl Iterator<Item = &'static str> {
     NEVER.into_iter().chain(PORT.iter().chain(own).map(|file| file.name))
 }
 
-/// Those of them that follow from counters.
+/// The names of a device port's files whose values follow from counters, with their folders.
 pub fn moving() -> impl Iterator<Item = &'static str> {
     PORT.iter().chain(ROCE).map(|file| file.name)
 }

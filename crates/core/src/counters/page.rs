@@ -19,7 +19,7 @@ pub(super) const MEMFD: &str = "memfd:adverb-counters";
 const MAGIC: u64 = 0x6164_7662_0000_0009;
 /// Room for this many devices.
 pub(super) const DEVICES: usize = crate::description::MOST;
-/// And for this much of each name.
+/// Room for the name of one device, in bytes.
 pub(super) const NAME: usize = 64;
 
 /// The whole memory: a header, then the counters of each device.

@@ -23,7 +23,7 @@ pub(crate) use importer::Watch;
 
 /// Hexadecimal digits that say where a process listens.
 const NAME: usize = 32;
-/// And those of a context's secret.
+/// Hexadecimal digits of a context's secret.
 const SECRET: usize = 16;
 
 /// What the command descriptor of a context says.
