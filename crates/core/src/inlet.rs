@@ -44,7 +44,7 @@ impl Inlet {
         self.token.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Those who wait stay in the queue of the socket, and would be reported without end.
+    /// Lets nobody in for [`REST`]. Connections that wait stay in the queue of the socket, and the reactor would report them without end.
     fn rest(self: Arc<Self>) {
         let (Some(token), Ok(engine)) = (*self.token(), engine::engine()) else { return };
         if engine.reactor.set_timer(REST, self.clone()).is_ok() {

@@ -205,7 +205,7 @@ impl Object {
         self.fields.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
-    /// The same, of a field that is a number.
+    /// The value of a field that is a number. `None` if the object has no such field, or its value is no number.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.text(key)?.parse().ok()
     }

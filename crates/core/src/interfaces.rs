@@ -28,9 +28,9 @@ pub struct Address {
 /// How the interfaces are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interfaces {
-    /// As [`addresses`] has them.
+    /// The addresses of the interfaces that are up, in the order of [`addresses`].
     pub addresses: Vec<Address>,
-    /// As of [`all_down`].
+    /// Whether all interfaces are down, so that nothing can be carried.
     pub all_down: bool,
     /// The index of every interface, up or down, by its name.
     pub indices: BTreeMap<String, u32>,
@@ -180,12 +180,12 @@ pub fn addresses() -> Vec<Address> {
     seen(|seen| seen.addresses.clone()).unwrap_or_else(|| look().addresses)
 }
 
-/// The same, as the device of this name has them.
+/// The addresses of the interfaces that are up, as they appear to the device of this name, in the order of [`addresses`].
 pub fn addresses_for(device: &str) -> Vec<Address> {
     if are_altered() { look_for(Some(device)).addresses } else { addresses() }
 }
 
-/// As [`all_down`], for the device of this name.
+/// Whether all interfaces are down, as they appear to the device of this name.
 pub fn all_down_for(device: &str) -> bool {
     if are_altered() { look_for(Some(device)).all_down } else { all_down() }
 }

@@ -133,7 +133,7 @@ impl LateCompletions {
 }
 
 impl Late {
-    /// Those of a new completion queue, if any may be late.
+    /// The late completions of a new completion queue: none yet. `None` where no completion may be late.
     pub(crate) fn of_queue() -> Option<Box<Self>> {
         Some(Box::new(Self { decides: get()?, held: Mutex::default() }))
     }

@@ -83,7 +83,8 @@ struct Seat {
     held: AtomicU32,
 }
 
-/// See the module. A panic leaves it free: what it protects is consistent between any two statements.
+/// A lock for work of a few dozen nanoseconds. A thread that takes it many times in a row gets cheaper access (see the module).
+/// A panic leaves the lock free: its value is consistent between any two statements.
 pub struct Lock<T> {
     /// Taken by all but the favourite. Who has it changes the favourite, and has the value once nobody holds it from a seat.
     gate: AtomicU32,
@@ -131,7 +132,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The same, in a model, with favourites.
+    /// A lock that is free and has favourites, for models of loom.
     #[cfg(all(loom, test))]
     pub(crate) fn favouring(value: T) -> Self {
         Self { favours: true, ..Self::new(value) }

@@ -19,7 +19,7 @@ use unasked::WarningOutput;
 /// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level. Behind it and a colon stands which file is the standard error of `adverb run`.
 pub const UNASKED: &str = "unasked";
 
-/// The same, for a process whose standard error is that of this one.
+/// The value of `ADVERB_LOG` for a process whose user has set no level, and whose standard error is that of this process ([`UNASKED`]).
 pub fn unasked() -> String {
     match unasked::name(libc::STDERR_FILENO) {
         Some(name) => format!("{UNASKED}:{name}"),
@@ -50,7 +50,7 @@ static PLACE: OnceLock<Place> = OnceLock::new();
 enum Place {
     /// Standard error.
     Errors,
-    /// The same, for a program whose user has not asked for them.
+    /// Standard error of a program whose user has not asked for the lines.
     Unasked(WarningOutput),
     File(std::fs::File),
 }

@@ -285,7 +285,7 @@ impl Keys {
         self.insert(Self::entry_for_model(domain))
     }
 
-    /// The same for [`Keys::replace`], by the only one who has the key.
+    /// Puts 8 bytes of another protection domain, which are nowhere, behind a key ([`Keys::replace`]). Only the caller has the key.
     #[cfg(all(test, loom))]
     pub(crate) fn replace_for_model(&self, key: u32, domain: u32) {
         // SAFETY: the caller's promise; and nothing is ever at the address.

@@ -13,7 +13,7 @@ use std::sync::Weak;
 #[must_use = "the key stays in use until it is given back"]
 pub struct KeyUse {
     key: u32,
-    /// That of the region under a window.
+    /// The key of the region under the window, if `key` is a window's.
     under: Option<u32>,
 }
 

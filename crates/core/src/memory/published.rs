@@ -20,7 +20,7 @@ pub trait Publisher: Send + Sync {
     fn retract(&self, number: u32);
     /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
     fn wait(&self, number: u32) -> bool;
-    /// The same, for a few milliseconds at most, and nobody is blamed.
+    /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until nobody uses the key any more. No process is blamed if that takes longer.
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(number)
     }
@@ -43,7 +43,7 @@ pub struct PublishedBytes {
     pub first: u64,
     /// Bytes.
     pub length: u64,
-    /// Their first one in this process.
+    /// Address of the first of the bytes in this process.
     pub address: u64,
     /// What the region permits.
     pub access: Access,
@@ -51,7 +51,7 @@ pub struct PublishedBytes {
     pub domain: u32,
     /// Whether the memory file of the process may be used for them ([`process`]): the pages permit what the region does.
     pub by_file: bool,
-    /// Those of them that others can map.
+    /// The part of the bytes that others can map.
     pub mapped: Option<MappableBytes>,
     /// The program shares them by itself: others may look whether they can map them as they are ([`super::common`]).
     pub is_common: bool,

@@ -118,10 +118,10 @@ impl Keys {
         done
     }
 
-    /// As [`Keys::open_span`], for somebody who remembers the key.
+    /// Opens bytes, as [`Keys::open_span`] does, for a user who remembers the key in `reader`.
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Keys::open_span`].
     #[inline(always)]
     pub fn open_again<'a>(
         &'static self,

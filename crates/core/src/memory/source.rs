@@ -60,9 +60,9 @@ impl Claim for NoClaim {
 /// Why bytes of another process cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// They were never sent, as it were: nothing is said to anybody.
+    /// The bytes count as bytes that were never sent: nothing is said to anybody.
     Lost,
-    /// That process cannot read them either, or has taken them away.
+    /// The other process cannot read the bytes either, or has taken them away.
     Gone,
 }
 
@@ -71,7 +71,7 @@ pub enum Missing {
 pub enum CopyError {
     /// Memory of this process is not there.
     Fault,
-    /// That of the other one.
+    /// Memory of the other process cannot be had.
     Missing(Missing),
 }
 

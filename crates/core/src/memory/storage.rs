@@ -51,7 +51,7 @@ pub unsafe trait Allocator: Send + Sync {
 /// Who gives the memory of a queue's rings; nobody: we do.
 pub type RingAllocator = Option<Arc<dyn Allocator>>;
 
-/// As of a cache line: parts of a ring share none with anything else.
+/// Alignment of a ring's parts, in bytes: that of a cache line, so that they share none with anything else.
 const ALIGNMENT: usize = 64;
 
 /// A fixed number of elements.

@@ -72,7 +72,7 @@ pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -
     unsafe { copy_carefully(means, target, source, length) }
 }
 
-/// The same in a thread whose faults our handler does not hear of by itself.
+/// Copies `length` bytes at `source` to `target`, as [`copy_between`] does, in a thread whose faults our handler does not hear of by itself.
 ///
 /// # Safety
 /// As of [`copy_between`].

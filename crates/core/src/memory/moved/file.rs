@@ -115,7 +115,7 @@ impl SharedFile {
         self.allocate_in(Area::Moved, length)
     }
 
-    /// The same in any area.
+    /// A place in `area` for `length` bytes that nothing has ever been at.
     pub(super) fn allocate_in(&mut self, area: Area, length: usize) -> Result<u64, Refusal> {
         let (place, gap) = (&mut self.next[area as usize], if area == Area::Moved { GAP } else { 0 });
         let end = place.checked_add(length as u64).and_then(|end| end.checked_add(gap));

@@ -212,7 +212,7 @@ impl Pieces {
     }
 }
 
-/// See the module.
+/// The table of the shared pages in the program's memory, with its lock.
 pub(super) struct Ledger {
     is_locked: AtomicBool,
     pieces: UnsafeCell<Pieces>,

@@ -22,7 +22,7 @@ pub(super) struct ProgramMaps {
 pub(super) struct UnreadableMaps;
 
 impl ProgramMaps {
-    /// That of the calling thread.
+    /// Opens the files in `/proc` about the program's memory, for the calling thread.
     pub(super) fn open(has_query: bool) -> Result<Self, Refusal> {
         let open = |path| File::open(path).map_err(|error| Refusal::because(path, &error));
         let mut mapped = Self {

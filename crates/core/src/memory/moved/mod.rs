@@ -66,7 +66,7 @@ pub struct Place {
     pub offset: u64,
     /// Bytes: whole pages of what has been moved.
     pub length: usize,
-    /// Their first byte in this process, in the first or second page of the region.
+    /// Address of the pages' first byte in this process, in the first or second page of the region.
     pub address: usize,
 }
 

@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 pub(crate) enum InChild {
     /// A copy of what was there just before the fork.
     Copy,
-    /// The same pages.
+    /// The pages of the parent process themselves.
     Same,
 }
 
@@ -26,7 +26,7 @@ const MOST_PIECES: usize = 1024;
 /// What there is of it in this process, under the lock of the state.
 pub(super) struct Pieces {
     count: usize,
-    /// Those that a fork copies.
+    /// The pieces that a fork copies.
     copied: Vec<Piece>,
 }
 

@@ -11,12 +11,12 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub struct SafePoints(Mutex<Vec<Work>>);
 
-/// Those of the engine of this process.
+/// The safe points of the engine of this process, if there is an engine.
 static CURRENT: Current<SafePoints> = Current::none();
 static WAITS: AtomicBool = AtomicBool::new(false);
 
 impl SafePoints {
-    /// They are those of the engine of this process.
+    /// Makes these the safe points of the engine of this process.
     pub(crate) fn begin(&'static self) {
         CURRENT.set(self);
         // Another thread may have put work here since the engine was published, and a third may have cleared `WAITS` and found no safe points.

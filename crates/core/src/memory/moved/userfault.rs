@@ -55,9 +55,9 @@ struct Transfer {
 /// What whoever touches the pages waits for.
 #[derive(Clone, Copy)]
 pub(super) enum Mode {
-    /// That missing pages come.
+    /// A thread that touches a missing page waits until the page comes.
     Missing = 1,
-    /// That pages may be written; they may.
+    /// A thread that writes to a write-protected page waits until it may. No page is ever protected, so no thread waits.
     Protected = 2,
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// program enough.
 const MOST: usize = 1 << 45;
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
-/// And in so many pieces: an eighth of the mappings that the kernel allows a process by default.
+/// The most views that are mapped of all peers' memory together: an eighth of the mappings that the kernel allows a process by default.
 const MOST_VIEWS: usize = 8192;
 static VIEWS: AtomicUsize = AtomicUsize::new(0);
 
@@ -71,7 +71,7 @@ impl View {
         Self::map_unsealed(descriptor, offset, length, is_writable)
     }
 
-    /// The same of memory that may become shorter: then an access is a [`Fault`], too.
+    /// Maps a peer's pages, as [`View::map`] does, in memory that may become shorter. An access to pages that are gone is a [`Fault`].
     pub(in crate::memory) fn map_unsealed(
         descriptor: BorrowedFd<'_>,
         offset: u64,
@@ -164,10 +164,10 @@ impl View {
         Self { address: pages.0 + before, length, pages, born: ForkGeneration::now(), _taken: taken }
     }
 
-    /// The same for memory of which nothing but whole pages can be had.
+    /// Maps a peer's pages, as [`View::map`] does, in memory of which nothing but whole pages can be had.
     ///
     /// # Errors
-    /// As [`View::map`], and EINVAL for what is no whole pages.
+    /// As [`View::map`], and EINVAL if `offset` or `length` is not of whole pages.
     pub fn map_whole(
         descriptor: BorrowedFd<'_>,
         offset: u64,
@@ -212,7 +212,7 @@ impl View {
         unsafe { copy::copy_to(self.at(at, source.len())?, source) }
     }
 
-    /// The same from `length` bytes of the program's memory at `from` of `source`.
+    /// Copies `length` bytes of the program's memory, at `from` of `source`, to the bytes from `at` on, as [`View::write`] does.
     ///
     /// # Errors
     /// As [`View::write`], or bytes of the program's that cannot be read.
