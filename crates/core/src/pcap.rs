@@ -88,7 +88,7 @@ pub fn packet(parts: &[&[u8]]) {
     packet_cut(parts, 0);
 }
 
-/// The same of a packet that had `missing` bytes more.
+/// Writes one IP packet, whose bytes are the parts in order, and `missing` bytes behind them that are not written.
 fn packet_cut(parts: &[&[u8]], missing: usize) {
     let Some(mut file) = FILE.get() else { return };
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);

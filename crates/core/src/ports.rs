@@ -72,7 +72,7 @@ impl Ports {
 pub struct Activity(bool);
 
 impl Activity {
-    /// That of a port which is active or not.
+    /// The state of a port that is active (`true`) or not.
     pub fn new(active: bool) -> Self {
         Self(active)
     }

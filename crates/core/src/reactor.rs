@@ -37,7 +37,8 @@ pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
-    /// The same, in a thread of the program that has the background thread's duty ([`Reactor::attend`]). It is no poll's: nobody else is on guard.
+    /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::attend`]).
+    /// The source must not leave the work to threads that poll: nobody else is on guard.
     fn attended(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
     }
@@ -153,8 +154,8 @@ impl Reactor {
         self.register(fd, interest, source, 0)
     }
 
-    /// The same for a descriptor at which messages arrive: threads of the program that sleep for an event may serve it, too, by
-    /// [`Source::attended`].
+    /// Serves `fd`, at which messages arrive, when it is ready for `interest`, as [`Reactor::add`] does.
+    /// Threads of the program that sleep for an event may serve it, too, by [`Source::attended`].
     pub fn add_arrival(
         &'static self,
         fd: RawFd,

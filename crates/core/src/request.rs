@@ -100,7 +100,7 @@ pub struct SendRequest<'a> {
     pub wr_id: u64,
     /// What to do.
     pub opcode: Opcode,
-    /// How. `INLINE` is implied by [`Data`].
+    /// The flags of the request. `INLINE` is implied by [`Data`].
     pub flags: SendFlags,
     /// The bytes to send, or for reads and atomics where the result goes.
     pub data: Data<'a>,

@@ -33,7 +33,7 @@ impl Rings {
     }
 }
 
-/// The same for one kind of work, of which there is always enough to look for once more.
+/// A note to the holder of a lock that there may be work of one kind. The holder then looks for that work once more. See the module.
 #[derive(Default)]
 pub struct WorkNote(AtomicBool);
 
@@ -61,9 +61,9 @@ impl WorkNote {
     }
 }
 
-/// As [`WorkNote`], where the holder of the lock comes time and again and other threads seldom. Such a thread finds the lock taken, stores the note, and tries the lock once more. The
-/// holder lets the lock go and then looks at the note. So the thread gets the lock, or the holder finds the note. The fence that this takes between store and look is the
-/// other thread's alone to pay for (`crate::barrier`).
+/// A note as [`WorkNote`], for a lock whose holder comes time and again, and other threads seldom. One of these finds the lock taken, stores the note,
+/// and tries the lock once more. The holder lets the lock go and then looks at the note. So the thread gets the lock, or the holder finds the note.
+/// This takes a fence between store and look, and the other thread alone pays for it (`crate::barrier`).
 #[derive(Default)]
 pub struct RareWorkNote(AtomicBool);
 

@@ -293,7 +293,8 @@ impl Connection {
         self.send_with(parts, &[])
     }
 
-    /// The same with descriptors, of which the other gets copies.
+    /// Sends a message of several parts, and descriptors of which the other process gets copies, or nothing. Never waits.
+    /// Errors are those of [`Connection::send`].
     ///
     /// # Panics
     /// If there are too many.

@@ -383,7 +383,7 @@ fn within(text: &str) -> Option<WithinHost> {
 pub(crate) enum WithinHost {
     /// Through shared memory where that can be.
     Auto,
-    /// The same, with every check in the process whose memory it is.
+    /// Through shared memory where that can be, with every check in the process whose memory it is.
     Strict,
     /// By the network.
     Off,

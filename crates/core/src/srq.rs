@@ -77,7 +77,8 @@ impl SharedReceiveQueue {
         Self::new_in(domain, sizes, None)
     }
 
-    /// The same, with its receives in memory of `giver`, which has it back when [`SharedReceiveQueue::retire`] succeeds.
+    /// A queue with its receives in memory of `giver`, otherwise as of [`SharedReceiveQueue::new`].
+    /// `giver` has the memory back when [`SharedReceiveQueue::retire`] succeeds.
     ///
     /// # Errors
     /// As [`SharedReceiveQueue::new`]; ENOMEM also where `giver` has none.

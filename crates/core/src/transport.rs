@@ -141,10 +141,11 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     #[inline]
     fn before_post(&self) {}
 
-    /// The same, first: sends all that was posted, if that can be done at once. Otherwise false, and [`Endpoint::transmit`] follows.
+    /// Sends all posted requests, if that can be done at once, or else returns false. The posting thread calls this when other threads see the posts.
+    /// After false, the thread calls [`Endpoint::transmit`], or flushes the posts of a queue pair in error.
     ///
-    /// What is sent here, it finds under a lock that is taken also on the way to RESET and ERROR, after which it sends nothing more; so whoever flushes the
-    /// queues afterwards sees all that was posted before.
+    /// The transport looks for the requests under a lock that a change to RESET or ERROR takes, too. After such a change it sends nothing here.
+    /// So whoever flushes the queues afterwards sees all that was posted before.
     #[inline]
     fn transmit_at_once(&self) -> bool {
         false

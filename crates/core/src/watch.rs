@@ -40,7 +40,7 @@ pub enum Flow {
 pub enum Answers {
     /// None.
     Nothing,
-    /// Those whose packets have this sequence number, or an earlier one.
+    /// The requests whose packets have this sequence number, or an earlier one.
     UpTo(u32),
     /// The one that was posted behind so many others.
     Place(u64),

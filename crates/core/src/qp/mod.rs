@@ -102,7 +102,8 @@ impl QueuePair {
         Self::new_in(domain, options, &None)
     }
 
-    /// The same, with its rings in memory of `giver`, which has it back when [`QueuePair::destroy`] returns.
+    /// A new queue pair in RESET with its rings in memory of `giver`, otherwise as of [`QueuePair::new`].
+    /// `giver` has the memory back when [`QueuePair::destroy`] returns.
     ///
     /// # Errors
     /// As [`QueuePair::new`]; ENOMEM also where `giver` has none.

@@ -35,10 +35,11 @@ impl Queues {
         self.gather_with(&mut Reader::default(), work, offset, target)
     }
 
-    /// The same for somebody who sends from the same region time and again.
+    /// Copies the bytes of a send request from `offset` on into `target`, for somebody who sends from the same region time and again.
+    /// The request must not be complete.
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Queues::gather`].
     #[inline]
     pub fn gather_with(
         &self,
@@ -115,10 +116,10 @@ impl Queues {
         }
     }
 
-    /// The same with a key that `reader` does not know.
+    /// Copies one element of a request to `target`, as [`Queues::gather_element_to`] does, with a key that `reader` does not know.
     ///
     /// # Safety
-    /// The same.
+    /// As of [`Queues::gather_element_to`].
     #[cold]
     #[inline(never)]
     unsafe fn gather_unknown(
@@ -221,7 +222,7 @@ impl Queues {
         }
     }
 
-    /// The same with a key that `reader` does not know.
+    /// Carries out a Write or Read of one element, as [`Queues::copy_element`] does, with a key that `reader` does not know.
     #[cold]
     #[inline(never)]
     fn copy_unknown(
@@ -282,10 +283,11 @@ impl Queues {
         })
     }
 
-    /// As [`Queues::write_to`], by the kernel, to the bytes at `address` of a process. `by_file`: as of [`Process::copies`].
+    /// Has the kernel copy `length` bytes of a send request to the bytes at `address` of another process, otherwise as [`Queues::write_to`].
+    /// `by_file`: as of [`Process::copies`].
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Queues::write_to`].
     // Its buffer is on no stack but where it is needed.
     #[inline(never)]
     pub fn write_to_process(
@@ -316,10 +318,11 @@ impl Queues {
         })
     }
 
-    /// As [`Queues::read_from`], by the kernel, of the bytes at `address` of a process.
+    /// Has the kernel copy `length` bytes at `address` of another process to where a read puts its result, otherwise as [`Queues::read_from`].
+    /// `by_file`: as of [`Process::copies`].
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Queues::write_to`].
     // Its buffer is on no stack but where it is needed.
     #[inline(never)]
     pub fn read_from_process(

@@ -119,7 +119,7 @@ pub(super) enum Receives {
 }
 
 impl Queues {
-    /// Those of a new queue pair; everything has been checked. `giver` gives the memory of its rings.
+    /// The queues of a new queue pair. The caller has checked everything. `giver` gives the memory of the rings.
     ///
     /// # Errors
     /// ENOMEM where there is none.
@@ -352,7 +352,7 @@ impl Queues {
         self.reports(work.flags)
     }
 
-    /// The same for a request with these flags.
+    /// Whether the success of a request with these flags is reported.
     #[inline]
     pub fn reports(&self, flags: SendFlags) -> bool {
         self.signal_all || flags.contains(SendFlags::SIGNALED)
@@ -456,9 +456,10 @@ impl Queues {
         self.end_receive(work, Completion { vendor_error: cause as u32, ..completion }, solicited);
     }
 
-    /// The same with success, which `report` says, for somebody who receives much.
+    /// Completes the receive that a message took, with success, for somebody who receives much. `report` makes the completion.
     ///
-    /// The report is made where it is needed, and copied nowhere: a copy would read fields as longer words, and the processor makes such a load wait until the stores before it have left.
+    /// The completion is made where it is needed, and copied nowhere. A copy would read fields as longer words.
+    /// The processor makes such a load wait until the stores before it have left.
     #[inline(always)]
     pub fn succeed_receive(&self, work: &ReceiveWork, report: impl Fn() -> Completion, solicited: bool) {
         match &self.receives {

@@ -57,7 +57,7 @@ pub struct SendWork {
     pub wr_id: u64,
     /// What to do.
     pub opcode: Opcode,
-    /// How.
+    /// The send flags of the request.
     pub flags: SendFlags,
     /// Scatter/gather elements; 0 for inline data.
     pub sges: usize,
@@ -465,7 +465,7 @@ impl SendQueue {
         drop(guard);
     }
 
-    /// The same for `count` requests from `first` on, which have succeeded.
+    /// Marks `count` requests from `first` on done with success, and reports them, and those after them that waited for them, in order.
     // IB-RC-REQ-25, IB-QP-27
     #[inline]
     pub(super) fn complete_run(&self, queues: &Queues, first: u64, count: u32) {
@@ -538,7 +538,8 @@ impl SendQueue {
         self.has_one_sided.store(false, Ordering::Relaxed);
     }
 
-    /// The same, once no thread carries out a request any more. An object that the transmitter installs meanwhile may be missed.
+    /// Has all requests queued from now on. Waits until no thread carries out a request any more.
+    /// An object that the transmitter installs meanwhile may be missed.
     pub(super) fn queue_all(&self) {
         if self.has_one_sided.load(Ordering::Relaxed) {
             self.forget(&mut self.post.lock());
@@ -555,7 +556,8 @@ impl SendQueue {
         Some(sequence)
     }
 
-    /// The same for a Send of one element that is no longer than a message may be.
+    /// Writes a Send of one element to the place that it is about to have, as [`SendQueue::place`] does.
+    /// The element is no longer than a message may be.
     #[inline(always)]
     pub fn place_element(
         &self,
@@ -571,7 +573,8 @@ impl SendQueue {
         Some(sequence)
     }
 
-    /// The same for a Send whose bytes, so many at this address, need no key. Returns their words, too, with zeros behind them in the last one.
+    /// Writes a Send whose bytes need no key to the place that it is about to have, as [`SendQueue::place`] does. It has `length` bytes at `address`.
+    /// Returns the words of these bytes, too. Zeros fill the last word behind them.
     #[inline(always)]
     pub fn place_bare(
         &self,

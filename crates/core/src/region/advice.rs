@@ -8,11 +8,11 @@ use crate::request::Sge;
 /// What the program expects of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
-    /// They will be read.
+    /// The bytes will be read.
     Prefetch,
-    /// They will be written.
+    /// The bytes will be written.
     PrefetchWrite,
-    /// They will be used, but pages that are not there need not be brought in.
+    /// The bytes will be used, but pages that are not there need not be brought in.
     PrefetchPresent,
 }
 

@@ -73,8 +73,8 @@ impl ProtectionDomain {
         })
     }
 
-    /// The same domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other. The
-    /// original has a user more as long as this exists.
+    /// This protection domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other.
+    /// The original has a user more as long as the new one exists.
     ///
     /// # Errors
     /// EINVAL if the contexts are of two devices.
@@ -397,7 +397,8 @@ impl MemoryRegion {
         Memory::Unmoved(refusal.unwrap_or(Refusal::Later))
     }
 
-    /// The same, after a look whether the program shares it by itself, which takes some ten microseconds.
+    /// What the region's memory is, as of [`MemoryRegion::memory`], after a look whether the program shares it by itself.
+    /// The look takes some ten microseconds.
     pub fn look_at_memory(&self) -> Memory {
         match self.memory() {
             Memory::Unmoved(_)

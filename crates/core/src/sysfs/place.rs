@@ -77,7 +77,7 @@ pub(super) struct Near {
 pub(super) struct Processors(Vec<(Option<u32>, Near)>);
 
 impl Processors {
-    /// Those of a node; all, if the machine has no such node.
+    /// The processors of a node, or all processors if the machine has no such node.
     pub(super) fn of(&mut self, node: Option<u32>) -> Near {
         if let Some((_, near)) = self.0.iter().find(|(known, _)| *known == node) {
             return near.clone();

@@ -159,7 +159,7 @@ pub(crate) fn jemalloc() {
     allocator("libjemalloc.so.2", &[("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")]);
 }
 
-/// The same, by the names of all its versions.
+/// Unused pages are dropped at once, by mimalloc. The setting has another name in each of its versions.
 pub(crate) fn mimalloc() {
     let at_once = ["MIMALLOC_RESET_DELAY", "MIMALLOC_DECOMMIT_DELAY", "MIMALLOC_PURGE_DELAY"];
     allocator("libmimalloc.so", &at_once.map(|delay| (delay, "0")));

@@ -1,4 +1,4 @@
-//! The same calls on shared pages and on private ones, side by side: what the kernel answers and what is there afterwards is the same.
+//! Compares calls on shared pages with the same calls on private ones: the kernel answers the same, and the same is there afterwards.
 
 use crate::support::*;
 use std::io::BufRead;
