@@ -82,28 +82,28 @@ impl Bth {
         }
     }
 
-    /// The same with the solicited-event bit as given.
+    /// The header with the solicited-event bit as given.
     #[inline]
     pub const fn with_solicited(mut self, solicited: bool) -> Bth {
         self.flags = self.flags & !Self::SOLICITED | if solicited { Self::SOLICITED } else { 0 };
         self
     }
 
-    /// The same with as many bytes of padding (0 to 3) as a payload of this length needs.
+    /// The header with as many bytes of padding (0 to 3) as a payload of this length needs.
     #[inline]
     pub const fn with_pad_for(mut self, payload_len: usize) -> Bth {
         self.flags = self.flags & !0x30 | (padding(payload_len) as u8) << Self::PAD_SHIFT;
         self
     }
 
-    /// The same with the request for an acknowledgement as given.
+    /// The header with the request for an acknowledgement as given.
     #[inline]
     pub const fn with_ack_request(mut self, ack_request: bool) -> Bth {
         self.acknowledge = if ack_request { Self::ACK_REQUEST } else { 0 };
         self
     }
 
-    /// The same with the backward congestion bit set.
+    /// The header with the backward congestion bit set.
     #[inline]
     pub const fn with_becn(mut self) -> Bth {
         self.congestion |= Self::BECN;

@@ -240,7 +240,7 @@ impl FlowCrc {
         self.identify_near(udp_payload, 0)
     }
 
-    /// The same, in the least time for the identification `guess` with "don't fragment".
+    /// Checks a whole UDP payload, as [`FlowCrc::identify`] does, in the least time for the identification `guess` with "don't fragment".
     #[inline]
     pub fn identify_near(&self, udp_payload: &[u8], guess: u16) -> Option<HiddenFields> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_LEN>()?;

@@ -70,7 +70,7 @@ pub struct Header {
     pub status: U16,
     /// What the class makes of it.
     pub class_specific: U16,
-    /// The same in all messages of an exchange.
+    /// The transaction identifier: the same in all messages of an exchange.
     pub transaction_id: U64,
     /// What the datagram is about.
     pub attribute_id: U16,

@@ -114,8 +114,8 @@ impl<'a> Packet<'a> {
         Ok(Packet { bth, opcode, extensions, payload: Payload::Here(&padded[..len]) })
     }
 
-    /// The same of headers, without padding and ICRC: what comes over no network has none. The payload is what is left of these bytes behind the
-    /// headers, or else this one.
+    /// Takes apart the headers of a packet that comes over no network, and so has no padding and no ICRC.
+    /// The payload is `payload` or, if that is empty, the rest of these bytes behind the headers.
     ///
     /// # Errors
     /// See [`PacketError`].
