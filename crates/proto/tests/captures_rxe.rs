@@ -259,7 +259,7 @@ fn all_packets() {
     assert_eq!(counts.values().sum::<usize>(), 489);
 }
 
-/// Those that `make-captures` makes, all of them, with what each is there to show: an opcode, or a syndrome of an acknowledgement.
+/// Each capture that `make-captures` makes has what it is there to show: an opcode, or a syndrome of an acknowledgement.
 #[test]
 fn all_packets_that_are_made_again() {
     let shown = |service, operation| Opcode::new(service, operation).unwrap().to_u8();

@@ -39,7 +39,7 @@ enum Stage {
 
 #[derive(Debug)]
 struct Connection {
-    /// The same at both ends.
+    /// Random bytes that tell connections apart: the same at both ends.
     token: [u8; 8],
     stage: Stage,
     /// Timed wait is over, too.

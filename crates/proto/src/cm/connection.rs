@@ -55,7 +55,7 @@ pub(super) struct Connection<P> {
     pub(super) is_chosen_by_peer: bool,
     /// After that nothing is sent again.
     pub(super) until: Duration,
-    /// That time, when the peer has said that its answer will take longer.
+    /// Time from a message to the same message again, in place of `timeout`, when the peer has said that its answer will take longer.
     pub(super) delay: Option<Duration>,
     /// How long a packet and its acknowledgement take at most.
     pub(super) round_trip: Duration,

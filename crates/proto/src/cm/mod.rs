@@ -241,9 +241,9 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
-    /// The same, where several peers may count as one when they share out the backlog of a service. `group` gives two peers: one that stands for the
-    /// whole group, and one that stands for the member of it that this peer is. Groups share out the backlog, and the members of a group its share.
-    /// For services that are listened for afterwards.
+    /// This manager with peers in groups, which share out the backlog of a service. The members of a group share out its part.
+    /// `group` gives two peers for a peer: one stands for its whole group, and one for the member of the group that it is.
+    /// Holds for services that are listened for afterwards.
     #[must_use]
     pub fn grouped(self, group: fn(P) -> [P; 2]) -> Manager<P> {
         Manager { group, ..self }

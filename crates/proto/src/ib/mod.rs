@@ -95,7 +95,7 @@ pub enum LocalFault {
     Length,
     /// The data did not come with the packet and cannot be had: it counts as one that was lost.
     Lost,
-    /// The same, and the peer cannot have it either.
+    /// The data did not come with the packet and cannot be had, and the peer cannot have it either.
     Gone,
 }
 

@@ -38,7 +38,7 @@ pub struct RequesterOptions {
     pub timeout: u8,
     /// How often something is repeated without progress.
     pub retry_count: u8,
-    /// The same when the responder is not ready; [`super::timer::RETRY_FOREVER`].
+    /// How often something is repeated when the responder is not ready; [`super::timer::RETRY_FOREVER`]: without a limit.
     pub rnr_retry: u8,
     /// Most reads and atomics outstanding. Zero counts as one: the responder will refuse it.
     pub max_reads: u8,

@@ -135,11 +135,11 @@ pub enum ReceiveFault {
 /// What becomes of the bytes of a read before something behind it is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// They are kept, at this place among all that is. Their other bytes have the places behind it, modulo 2^32.
+    /// The bytes are kept, the first one at this place among all kept bytes. The others have the places behind it, modulo 2^32.
     At(u32),
-    /// They cannot be: the read is answered first.
+    /// The bytes cannot be kept: the read is answered first.
     Later,
-    /// They need not be: the peer sends nothing behind such a read.
+    /// The bytes need not be kept: the peer sends nothing behind such a read.
     Needless,
 }
 
@@ -311,7 +311,7 @@ pub struct Responder {
     dropping: bool,
     /// Answers to reads and atomics, in the order of their packet sequence numbers.
     responses: VecDeque<Response>,
-    /// Those among them that answer new requests.
+    /// How many of the answers to reads and atomics are to new requests.
     new_responses: u8,
     /// Results of the last atomics, by packet sequence number, for duplicates.
     atomics: VecDeque<(u32, u64)>,

@@ -258,7 +258,7 @@ impl Receiver {
         })
     }
 
-    /// The same for an untagged segment. `None`: its body is not there yet.
+    /// Everything that RFC 5041 and RFC 5040 want checked of an untagged segment. `None`: its body is not there yet.
     fn untagged(&mut self, header: &Untagged, len: usize, body: &[u8]) -> Result<Option<Segment>, Fault> {
         let opcode = self.opcode(header.control)?;
         let queue = match opcode {

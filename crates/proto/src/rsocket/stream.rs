@@ -258,7 +258,7 @@ impl Stream {
         Some(Offer { length, place, to, message, id: self.id(place, self.cost()) })
     }
 
-    /// The same for the peer's memory that a mapping names: the peer is told nothing.
+    /// How to send some of `wanted` bytes to the peer's memory that a mapping names; `inline` and fewer need no place. The peer is told nothing.
     pub fn offer_direct(&self, wanted: usize, inline: usize, target: Target) -> Option<Offer> {
         if !self.writes || self.requests == 0 || self.ring.free() < LOW_WATER {
             return None;

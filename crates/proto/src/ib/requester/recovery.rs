@@ -16,11 +16,11 @@ const LEAST_TIMEOUT: Duration = Duration::from_millis(4);
 const STRETCHED: Duration = Duration::from_millis(300);
 /// How long a requester hears nothing, at least, before it sends a probe.
 const LEAST_PROBE: Duration = Duration::from_millis(1);
-/// The same while no round trip has been measured.
+/// How long a requester hears nothing before it sends a probe, while no round trip has been measured.
 pub(super) const INITIAL_PROBE: Duration = Duration::from_millis(5);
 /// Each probe without an answer doubles the time to the next, up to this many times.
 const MAX_PROBE_DOUBLINGS: u32 = 8;
-/// And up to so long.
+/// The longest time that a requester hears nothing before it sends the next probe.
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
 
 impl Requester {

@@ -71,11 +71,11 @@ impl Requester {
         psn::WINDOW - psn::distance(self.oldest, self.sent)
     }
 
-    /// As [`Requester::send_at_once`], of a Send that follows the last one of the run. Only as often as [`Requester::may_follow`] has said, with nothing else asked
-    /// of the requester since.
+    /// Sends a Send of one packet that follows the last one of the run, as [`Requester::send_at_once`] does. Returns its packet sequence number.
+    /// The caller may do so as often as [`Requester::may_follow`] has said, with nothing else asked of the requester since.
     ///
     /// # Panics
-    /// With debug assertions, if it is not so.
+    /// With debug assertions, if no Send may follow, or `sequence` is not the next one.
     #[inline(always)]
     pub fn send_next(&mut self, sequence: u64) -> u32 {
         debug_assert!(self.may_follow() > 0);

@@ -45,7 +45,7 @@ pub struct ReadSource {
     pub length: u32,
     /// XRC: the shared receive queue in whose protection domain the key is.
     pub shared_queue: u32,
-    /// They have been taken already, and this is their place ([`ResponderHost::keep`]).
+    /// The place of the bytes, if they have been taken already ([`ResponderHost::keep`]).
     pub kept: Option<u32>,
 }
 
