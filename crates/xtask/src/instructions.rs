@@ -13,9 +13,11 @@ use std::process::Command;
 const BASELINE: &str = "benches/instructions.txt";
 /// More than this part above them is too much.
 const TOLERANCE: f64 = 0.03;
-/// The same for paths in which another thread takes part: the smallest counts of two runs differed by 0.04.
+/// A count may be above the expected one by this part where another thread takes part in the path.
+/// The smallest counts of two runs differed by 0.04.
 const TOLERANCE_SHARED: f64 = 0.06;
-/// The same where another compiler has made the program: then only what is far off says something about our code.
+/// A count may be above the expected one by this part where another compiler has made the program.
+/// Only a greater difference says something about our code.
 const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
 /// Paths of these names take as many where the program has more devices than it uses.
 const SHARED: &str = "-within-host";

@@ -16,7 +16,7 @@ const PATHS: [(&str, &str); 4] =
     [("roce0", "auto"), ("roce0", "strict"), ("roce0", "off"), ("iwarp0", "auto")];
 /// No frame is larger, in bytes: a chain of calls has several.
 const LARGEST: u64 = 4608;
-/// The same for the library that is in every program, under its signal handlers, too.
+/// No frame of the preloaded library is larger, in bytes. The library is in every program, under its signal handlers, too.
 const LARGEST_PRELOADED: u64 = 2048;
 /// How many of the largest are shown.
 const SHOWN: usize = 12;

@@ -11,7 +11,7 @@ pub(super) struct Start {
     pub(super) module: String,
 }
 
-/// Those of a file, but for items that `#[cfg(test)]` or the like leaves out of what ships.
+/// The beginnings of the paths in a Rust file, but for items that `#[cfg(test)]` or the like leaves out of what ships.
 ///
 /// # Errors
 /// The text is no Rust.

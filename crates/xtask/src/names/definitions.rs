@@ -20,7 +20,7 @@ pub(super) struct Definition {
     pub(super) is_public: bool,
 }
 
-/// Those of a file.
+/// The definitions in a Rust file.
 ///
 /// # Errors
 /// The text is no Rust.
