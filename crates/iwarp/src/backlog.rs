@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, Weak};
 const LEAST_SILENT: usize = 64;
 const MOST_SILENT: usize = 1024;
 
-/// See the module.
+/// The backlog of a listener: connections that have sent no request yet, and requests that wait for the program's answer.
 pub(crate) struct Backlog {
     /// One more holder for each request that waits for an answer.
     requests: Arc<()>,

@@ -49,7 +49,7 @@ pub(crate) const BASIC: &[Opcode] = &[
     Opcode::LocalInvalidate,
     Opcode::BindWindow,
 ];
-/// And those that a peer with the extensions of RFC 7306 has beside them.
+/// Operations of a peer that has the extensions of RFC 7306, with those that every iWARP peer has.
 pub(crate) const EXTENDED: &[Opcode] = &[
     Opcode::Write,
     Opcode::WriteWithImmediate,

@@ -68,9 +68,9 @@ impl Receipt {
 pub(crate) enum Cause {
     /// A request of ours failed on its way out.
     Request {
-        /// Which.
+        /// Number of the request in the send queue.
         sequence: u64,
-        /// How.
+        /// The status that the request completes with.
         status: Status,
     },
     /// The peer broke a rule, or asked for what it may not have.
@@ -94,7 +94,7 @@ pub(crate) struct ReadSink {
     pub(crate) sge: Sge,
 }
 
-/// See the module.
+/// The transport's half of one queue pair: its connection, from its start to its end.
 pub(crate) struct Endpoint {
     pub(crate) queues: Arc<Queues>,
     pub(crate) lane: Arc<Lane>,

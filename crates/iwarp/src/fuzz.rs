@@ -165,7 +165,7 @@ enum Fate {
     Lives,
     /// It is in error.
     Dies,
-    /// That is not foretold.
+    /// The model does not foretell whether the queue pair goes on.
     Open,
 }
 

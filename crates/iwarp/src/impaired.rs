@@ -28,7 +28,7 @@ pub(crate) struct DirectionFaults {
 }
 
 impl DirectionFaults {
-    /// Those of a connection, if there are any.
+    /// The faults of the wire for one direction of a connection; None in a process without such faults.
     pub(crate) fn of(socket: &Socket) -> Option<Self> {
         let wire = wire::get()?;
         let [local, peer] = [socket.local(), socket.peer()].map(ip);

@@ -103,7 +103,7 @@ fn address(of: Option<SocketAddr>) -> SocketAddr {
 }
 
 impl StreamObserver {
-    /// That of a connection which begins, if anybody wants to see packets.
+    /// The observer of one direction of a connection that begins; None if nobody wants to see packets.
     pub(crate) fn of(socket: &Socket, direction: Direction, has_markers: bool) -> Option<Box<Self>> {
         watch::packets().then(|| {
             let (local, peer) = (address(socket.local()), address(socket.peer()));

@@ -5,7 +5,7 @@ use adverb_core::conformance::{self, Site, a_long_conversation, rounds, runs_aga
 use adverb_core::transport::TransportFactory;
 
 const MANY: u32 = 100_000;
-/// The same with checksums: they change nothing about the order, so fewer messages are enough before each change.
+/// Messages there and back with checksums. Checksums change nothing about the order, so fewer messages are enough before each change.
 const SOME: u32 = 10_000;
 /// With this variable, as in the night, there are as many with checksums as without.
 const LONG: &str = "ADVERB_TEST_LONG";

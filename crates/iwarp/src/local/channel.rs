@@ -20,7 +20,7 @@ const MOST_RECORDS_AT_ONCE: usize = 64;
 /// What two processes of one host have in common: memory, and messages without TCP.
 pub(crate) type Channel = adverb_samehost::Channel<Messages>;
 
-/// See the module.
+/// The traffic of iWARP in a channel ([`adverb_samehost::Channel`]): the messages of all connections between two processes of this host.
 pub(crate) struct Messages {
     host: Weak<LocalHost>,
     counters: &'static Counters,
@@ -55,7 +55,7 @@ fn find<'a>(
 pub(crate) enum RecordOutcome {
     /// It is in the channel. The other side looks by itself.
     Polls,
-    /// The same. The other side sleeps: the caller is to [ring](Channel::ring), best without a lock, since that takes a system call.
+    /// It is in the channel, and the other side sleeps. The caller is to [ring](Channel::ring), best without a lock, since that takes a system call.
     Sleeps,
     /// The channel has no room.
     Full,

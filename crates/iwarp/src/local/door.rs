@@ -24,7 +24,7 @@ pub(super) fn name_of_one(Ends { local, peer }: Ends) -> Vec<u8> {
     seqpacket::name(&format!("iwarp/{}/{}/{}/{}", local.ip(), local.port(), peer.ip(), peer.port()))
 }
 
-/// See the module. It closes when this is dropped.
+/// A door: an abstract Unix socket by which the other ends of connections find this process. It closes when this is dropped.
 pub(super) struct Door {
     // Ends before the descriptor is closed.
     inlet: Arc<Inlet>,

@@ -23,7 +23,7 @@ pub(crate) fn weight(length: u32) -> u32 {
 /// A message that waits, and its bytes.
 pub(crate) type Waiting = (RecordHead, Vec<u8>);
 
-/// See the module. Thread-safe.
+/// The messages through shared memory of one connection: those that have come and wait, and how many are under way in each direction. Thread-safe.
 pub(crate) struct Inbox {
     /// The number by which the peer names this end.
     pub(crate) number: u32,
@@ -161,7 +161,7 @@ impl Inbox {
         Some(first)
     }
 
-    /// That message waits again, before all others.
+    /// Puts a message back before all others that wait, after [`Inbox::take_due`] has taken it out.
     pub(crate) fn put_back(&self, waiting: Waiting) {
         let mut queue = lock(&self.waiting);
         queue.weight += weight(waiting.0.length);

@@ -1,4 +1,4 @@
-//! The same host: one-sided operations between two processes of one user need no TCP.
+//! Connections within one host: one-sided operations between two processes of one user need no TCP.
 //!
 //! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end: it asks the process that
 //! holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side learns in which process the other
@@ -67,7 +67,7 @@ impl Ends {
         Some(Self { local: plain(socket.local()?)?, peer: plain(socket.peer()?)? })
     }
 
-    /// The same connection, as the other end knows it.
+    /// The addresses of the connection as the other end knows them.
     fn reversed(self) -> Self {
         Self { local: self.peer, peer: self.local }
     }
@@ -86,9 +86,9 @@ pub(crate) struct RemoteEnd {
 /// By which names the other process knows an end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EndName {
-    /// That of its queue pair.
+    /// Number of the end's queue pair.
     pub(crate) number: u32,
-    /// Its own, which no other connection of its process has ([`Inbox::number`]).
+    /// Number of the end itself, which no other connection of its process has ([`Inbox::number`]).
     pub(crate) serial: u32,
 }
 
@@ -105,7 +105,7 @@ struct Member {
 #[derive(Default)]
 struct Members {
     all: HashMap<Ends, Member>,
-    /// The same by their numbers.
+    /// The addresses of each end, by the number of the end ([`Inbox::number`]).
     by_number: HashMap<u32, Ends>,
     /// The doors that are open, by their names.
     doors: HashMap<Vec<u8>, Weak<Door>>,
@@ -232,7 +232,7 @@ impl LocalHost {
         Some((member.endpoint.clone(), member.inbox.clone())).filter(|_| is_it)
     }
 
-    /// Those that have a connection within this host.
+    /// The endpoints that have a connection within this host.
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         lock(&self.members).all.values().filter_map(|member| member.endpoint.upgrade()).collect()
     }

@@ -18,7 +18,7 @@ use adverb_samehost::channel::take_apart;
 
 /// Words before the payload.
 pub(crate) const WORDS: usize = 4;
-/// The same in bytes.
+/// Bytes before the payload.
 pub(crate) const START: usize = WORDS * 8;
 /// Longer messages go by TCP.
 pub(crate) const LONGEST_HERE: usize = 4096;
@@ -43,7 +43,7 @@ pub(crate) enum What {
     Progress = 4,
 }
 
-/// See the module.
+/// The head of a record, taken apart: the four words before the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordHead {
     pub(crate) what: What,

@@ -25,7 +25,7 @@ pub(crate) const OPEN: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 pub(crate) enum Tier {
     /// Its pages are mapped: they are moved while its only thread is in a verbs call.
     Mapped,
-    /// They cannot be mapped: the kernel copies.
+    /// The target's pages cannot be mapped: the kernel copies.
     Kernel,
     /// Every operation is checked by the process whose memory it is.
     Strict,
