@@ -32,7 +32,7 @@ use std::time::Duration;
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
 pub(crate) const MOST_PACKETS_AT_ONCE: usize = 16;
 
-/// See the module.
+/// The transport's half of one queue pair. One lock protects the state of its protocol.
 pub(crate) struct Endpoint {
     this: Weak<Endpoint>,
     pub(crate) net: Arc<Net>,

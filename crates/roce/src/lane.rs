@@ -48,7 +48,7 @@ const MOMENT: u32 = 4;
 /// A poll that finds nothing looks at the deadlines every so often.
 const LOOK_EVERY: u32 = 16;
 
-/// See the module.
+/// A lane: a UDP socket, the packets that arrive on it, and the packets that wait to leave by it.
 pub(crate) struct Lane {
     this: Weak<Lane>,
     pub(crate) net: Arc<Net>,
@@ -61,15 +61,15 @@ pub(crate) struct Lane {
     channels: Lock<ChannelSnapshot>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
-    /// Those that may have a pending acknowledgement.
+    /// Queue pairs that may have a pending acknowledgement.
     ack_candidates: Mutex<VecDeque<Arc<Endpoint>>>,
-    /// How many of them do at this instant.
+    /// How many queue pairs of the lane have a pending acknowledgement at this instant.
     pending_acks: AtomicU32,
-    /// Those that have a deadline.
+    /// Queue pairs that have a deadline.
     timed: Mutex<TimedEndpoints>,
-    /// Those of them that are being looked at.
+    /// Queue pairs from `timed` whose deadlines a thread is looking at.
     looking: Mutex<Vec<Arc<Endpoint>>>,
-    /// The earliest of them in nanoseconds, or more.
+    /// The earliest deadline of these queue pairs in nanoseconds, or more.
     earliest: AtomicU64,
     /// Counts the calls of [`Lane::transmit`].
     rings: Rings,
@@ -212,7 +212,7 @@ impl Lane {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
-    /// The same. `manage` handles the management datagrams that have come, with no lock held.
+    /// Takes in what has arrived, as [`Lane::receive`] does. `manage` handles the management datagrams that have come, with no lock held.
     fn receive_and(&self, by: By, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {
@@ -281,7 +281,8 @@ impl Lane {
         self.receive_all_and(|management| self.net.manage(management));
     }
 
-    /// The same for who is sending a management datagram: those that have come are left to the background thread.
+    /// Takes in everything that has arrived before this call, and leaves the management datagrams to the background thread.
+    /// Called by a thread that is about to send a management datagram.
     pub(crate) fn receive_all_but_management(&self) {
         self.receive_all_and(|management| self.net.manage_later(management));
     }
@@ -430,7 +431,7 @@ impl Lane {
         self.transmit_until_idle(None);
     }
 
-    /// The same, beginning with `first`, which has just been posted to.
+    /// Sends what is due, as [`Lane::transmit`] does, but begins with `first`, which has just been posted to.
     #[inline]
     pub(crate) fn transmit_for(&self, first: &Endpoint) {
         self.rings.ring();

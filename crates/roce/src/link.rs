@@ -58,7 +58,7 @@ pub(crate) struct PacketEffect {
     pub(crate) took_receive: Option<u32>,
 }
 
-/// See the module.
+/// A connected queue pair (RC, UC): its requester and responder, and the way to its peer.
 pub(crate) struct Link {
     requester: Requesting,
     responder: Responder,

@@ -40,7 +40,7 @@ impl Endpoint {
         self.tell_end();
     }
 
-    /// The same where nobody else rings those that may send now.
+    /// Takes the queue pair to error as [`Endpoint::fail`] does, and rings the other queue pairs that may send now.
     #[cold]
     pub(super) fn fail_and_ring(&self, inner: LockGuard<'_, EndpointState>) {
         let mut ready = Vec::new();
@@ -74,8 +74,8 @@ impl Endpoint {
         }
     }
 
-    /// The same when the program ends it. Returns also what is to be sent: what came from the peer before is acknowledged, or it
-    /// would try again in vain until it fails.
+    /// Stops the queue pair as [`Endpoint::stop`] does, because its program ends it. Returns also the last answers to the peer.
+    /// Without them the peer would repeat its requests in vain, until it fails.
     // IB-RC-RSP-49
     pub(super) fn end(
         &self,

@@ -41,7 +41,8 @@ pub(super) struct HeldPackets {
 }
 
 impl HeldPackets {
-    /// They count so much at most. Another adverb never has more under way; what else finds no room is lost, as in a full socket.
+    /// The most that the waiting packets may cost together: their bytes, and [`PACKET_COST`] for each. Another adverb never has more under way.
+    /// A packet that finds no room is lost, as in a full socket.
     const MOST: usize = 1 << 20;
 
     pub(super) fn is_empty(&self) -> bool {

@@ -6,7 +6,7 @@ use crate::time;
 use adverb_proto::ib::{Request, Requester, Service};
 use std::ops::{Deref, DerefMut};
 
-/// See the module. None, until the program has the queue pair send.
+/// The requester of a queue pair, and how many more Sends may go straight. There is no requester until the program has the queue pair send.
 #[derive(Default)]
 pub(super) struct Requesting {
     requester: Option<Requester>,

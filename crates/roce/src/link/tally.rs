@@ -2,7 +2,7 @@
 
 use adverb_core::counters::Counters;
 
-/// See the module. Of one direction.
+/// Messages of one direction that have gone, or come, straight and are not counted yet.
 #[derive(Default)]
 pub(crate) struct Tally {
     messages: u32,
@@ -39,7 +39,7 @@ impl Tally {
         }
     }
 
-    /// The same of messages that have been received.
+    /// Counts messages that have been received. `alone`: as of [`adverb_core::counters::Counter::count`].
     pub(crate) fn count_received(&mut self, counters: &Counters, alone: bool) {
         let Self { messages, bytes } = std::mem::take(self);
         if messages > 0 {

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Beside {
     /// Its packets go by a channel.
     is_bound: AtomicBool,
-    /// That channel: for those who do not wait for the queue pair's lock, which is held while the kernel copies.
+    /// The channel that the queue pair's packets go by, with a lock of its own.
+    /// Some threads do not wait for the queue pair's lock, which is held while the kernel copies.
     channel: Mutex<Option<Arc<Channel>>>,
     /// Channels whose other ends sleep, and are to be woken for what was posted.
     to_ring: Mutex<Vec<Arc<Channel>>>,
@@ -34,7 +35,7 @@ impl Beside {
         self.is_bound.store(true, Ordering::Relaxed);
     }
 
-    /// They do not any more. With its lock. Returns whether they did.
+    /// The queue pair's packets go by no channel from now on. The caller has the queue pair's lock. Returns whether they went by one before.
     pub(crate) fn end(&self) -> bool {
         let did = self.is_bound.swap(false, Ordering::Relaxed);
         if did {
@@ -43,7 +44,7 @@ impl Beside {
         did
     }
 
-    /// Whether they go by this channel.
+    /// Whether the queue pair's packets go by this channel.
     pub(super) fn goes_by(&self, channel: &Channel) -> bool {
         lock(&self.channel).as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
     }

@@ -27,7 +27,7 @@ const MOST_FETCHED: usize = 256 << 10;
 /// What two processes of one host send each other without the network.
 pub(crate) type Channel = adverb_samehost::Channel<Packets>;
 
-/// See the module.
+/// The traffic of RoCE in a channel ([`adverb_samehost::Channel`]): the packets of all connections between two processes of this host.
 pub(crate) struct Packets {
     net: Arc<Net>,
     /// Reliable connections that go by the channel.

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// How long messages wait for a program that has more to do with those before than it has receives.
 const RECEIVE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// A packet or a straight message that has come by a channel, on its way to its queue pair.
 pub(crate) struct Delivery<'a> {
     pub(super) channel: &'a Channel,
     /// Where its payload is that does not lie in a packet.

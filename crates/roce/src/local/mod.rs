@@ -1,4 +1,4 @@
-//! The same host: packets between two processes of one user go through memory that they share, without the network.
+//! Connections within one host: packets between two processes of one user go through memory that they share, without the network.
 //!
 //! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
 //! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
@@ -101,7 +101,8 @@ impl Side for Net {
         Packets::open(self, parts)
     }
 
-    /// Those who wait are told before others can poll the channel: so nothing that comes by it finds a queue pair which does not know it yet.
+    /// Tells the `waiting` queue pairs how their packets to the process go: by this channel, or by the network.
+    /// Only then may other threads poll the channel. So each packet from it finds a queue pair that knows the channel.
     fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Channel>>) {
         for endpoint in waiting.iter().filter_map(|asker| self.endpoint(*asker)) {
             self.local.decided(&endpoint, process, channel);

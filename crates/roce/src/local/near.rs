@@ -26,7 +26,7 @@ const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
 const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
 
-/// See the module. The queue pair's lock protects it.
+/// The way of a connected queue pair to a peer on this host: a channel, and the memory of the peer's process. The queue pair's lock protects it.
 pub(crate) struct Near {
     pub(super) channel: Arc<Channel>,
     pub(super) posting: Posting,

@@ -14,7 +14,7 @@ use adverb_wire::ib::header::MAX_HEADER;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
-/// See the module.
+/// The place where the packets of a connection leave: its lane's batch, or a channel to another process of this host.
 pub(crate) enum Outlet<'a> {
     /// By the lane's socket.
     Network(&'a mut Batch),
@@ -87,7 +87,7 @@ impl Outlet<'_> {
         self.has_room_for(record::LONGEST - record::START)
     }
 
-    /// The same of one with so many bytes of headers and payload.
+    /// Whether another packet with so many bytes of headers and payload fits.
     #[inline]
     pub(crate) fn has_room_for(&mut self, bytes: usize) -> bool {
         match self {

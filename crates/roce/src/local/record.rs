@@ -87,7 +87,7 @@ pub(super) struct Lease<'a> {
 }
 
 impl<'a> Lease<'a> {
-    /// That of a record.
+    /// The right to the memory that this record speaks of. None of that memory has been looked for yet.
     #[inline]
     pub(super) fn new(record: &'a Record<'a>) -> Self {
         Self { record, region: OnceCell::new(), is_used: Cell::new(false) }

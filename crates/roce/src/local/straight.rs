@@ -41,10 +41,10 @@ const SEND_IMMEDIATE: Opcode = Opcode::new(Service::Rc, Operation::SendOnlyImmed
 
 /// Words before the payload.
 pub(crate) const WORDS: usize = 3;
-/// The same in bytes.
+/// Bytes before the payload.
 pub(crate) const START: usize = WORDS * 8;
 
-/// See the module.
+/// The three words at the head of a Send that goes straight, taken apart. They stand for the headers of its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Straight {
     /// The queue pair that it is for.
@@ -267,7 +267,7 @@ impl Near {
         self.put((queues, cursor, request), Bare { queues, request, address, length }, head)
     }
 
-    /// The same of several elements, or several slices.
+    /// Sends a request of several elements, or several slices, that is being posted, if it has room. Called by [`Near::post`].
     #[inline(never)]
     fn post_pieces(
         &mut self,
