@@ -10,7 +10,7 @@ const FEW: usize = 16;
 /// So many at most.
 const MOST: usize = 1024;
 
-/// See the module. By what the other process is known for.
+/// Open connections to other processes of the host, by the key that names each process. They are kept for later messages.
 pub(crate) struct Contacts<K> {
     known: HashMap<K, Arc<Connection>>,
     look_at: usize,

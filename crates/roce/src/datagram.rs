@@ -372,7 +372,7 @@ fn show(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
 /// The hop limit of a datagram whose sender does not ask for one.
 const HOPS: u8 = 64;
 
-/// The same for one that goes along `route` within the host, with so many bytes of headers, payload and CRC.
+/// The global routing header in front of a datagram that goes along `route` within the host. `bytes`: the length of its headers, payload and CRC.
 fn header_along(route: &Route, bytes: usize) -> [u8; GRH] {
     let hops = if route.hops == 0 { HOPS } else { route.hops };
     header_of(route.source, route.destination, route.class, hops, bytes)

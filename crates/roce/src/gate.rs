@@ -36,7 +36,7 @@ fn gate_name() -> Vec<u8> {
     name("gate")
 }
 
-/// See the module.
+/// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by somebody else.
 #[derive(Default)]
 pub(crate) struct Gate {
     held: AtomicBool,
@@ -109,7 +109,8 @@ impl Gate {
         }
     }
 
-    /// The same as the process exits: no thread is waited for, since it may have been stopped.
+    /// The lane whose socket has the port, if this process holds it, for the thread that ends the process.
+    /// It waits for no lock, since a thread that holds one may have been stopped.
     pub(crate) fn lane_at_exit(&self) -> Option<Arc<Lane>> {
         match &*self.state.try_lock().ok()? {
             State::Holder { lane, .. } => Some(lane.clone()),

@@ -83,7 +83,7 @@ impl MadSource {
     }
 }
 
-/// See the module.
+/// The general services interface of this process: it checks and sends management datagrams, and hands each to the handler of its class.
 #[derive(Default)]
 pub(crate) struct Gsi {
     handlers: Mutex<HashMap<u8, Arc<dyn MadHandler>>>,

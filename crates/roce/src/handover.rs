@@ -23,7 +23,7 @@ pub(crate) enum HandoverKind {
     Locate = 2,
     /// The sender's queue pairs join a multicast group: a head without a packet, the group as `local`.
     Join = 3,
-    /// They leave it.
+    /// The sender's queue pairs leave a multicast group: a head without a packet, the group as `local`.
     Leave = 4,
     /// A management datagram without its packet, which the sender has checked; from the receiver's own user only.
     Management = 5,
@@ -31,7 +31,7 @@ pub(crate) enum HandoverKind {
     Joined = 6,
     /// About a channel ([`crate::local`]).
     Channel = 7,
-    /// The other answer to [`HandoverKind::Join`]: they cannot be had, for the reason in `source_port`, an errno.
+    /// An answer to [`HandoverKind::Join`]: the group's packets cannot be had. The reason is in `source_port`, an errno.
     NotJoined = 8,
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Parcel {
 }
 
 impl LaneFaults {
-    /// Those of a lane, if there are any.
+    /// The faults of the wire for a lane; None in a process without such faults.
     pub(crate) fn of(lane: &Weak<Lane>) -> Option<Self> {
         let wire = wire::get()?;
         let alarm = Arc::new(Alarm(lane.clone()));

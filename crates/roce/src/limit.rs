@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Addresses share so many shares. Who shares with whom nobody knows outside of this process.
 const SHARES: usize = 256;
 
-/// See the module. One who asks too often has no effect on most others. Thread-safe, and of a fixed size.
+/// A limit on how often something is done for an address. An address that asks too often has no effect on most others. Thread-safe, and of a fixed size.
 pub(crate) struct Limit {
     /// When what each share has been given will be made up for.
     /// On the heap: a thread with a small stack may make it.

@@ -56,13 +56,13 @@ const MOST: usize = 16_384;
 const CROWDED: usize = MOST / 4;
 /// Answers in a second to the addresses of a share, and at once: more than programs ask for that connect all their queue pairs.
 const ANSWERS: (u32, u32) = (16_384, 16_384);
-/// The same for questions that are put because of a question.
+/// Questions in a second to the addresses of a share, and at once, that this process puts because somebody has asked it.
 const RETURNED: (u32, u32) = (4096, 1024);
 /// So often a question is put once more because the one who is asked for has asked for us, and no sooner than after so long: an answer may be on its way.
 const HURRIES: u32 = 3;
 const HURRY_AFTER: Duration = Duration::from_millis(1);
 
-/// See the module. Thread-safe.
+/// Finds out where queue pairs of peers live: it has the questions under way, and the answers. Thread-safe.
 pub(crate) struct Locator {
     questions: Mutex<Questions>,
     answers: Mutex<Answers>,

@@ -69,9 +69,9 @@ pub(crate) trait ManagerHost: Send + Sync {
     fn block(&self) -> Result<u16>;
     /// Begins to hear management datagrams.
     fn open(&self) -> Result<()>;
-    /// Sends one. Port 0 stands for 4791.
+    /// Sends one management datagram. Port 0 stands for 4791.
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
-    /// The same as the process exits: no thread is waited for, since it may have been stopped.
+    /// Sends one management datagram as [`ManagerHost::send`] does, while the process exits. It waits for no thread, since a thread may have been stopped.
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
     /// The UDP port that leads directly to the process that owns a queue pair of a peer, if that is known.
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16>;
@@ -129,7 +129,7 @@ impl ManagerPeer {
     }
 }
 
-/// See the module.
+/// The connection management of the device: the protocol's state, and the program's connections and listeners.
 pub(crate) struct Manager {
     this: Weak<Manager>,
     host: Arc<dyn ManagerHost>,

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 
-/// See the module. Thread-safe.
+/// The multicast groups of this process: which of its queue pairs are in which group. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Groups {
     members: Mutex<HashMap<(IpAddr, u32), Vec<u32>>>,
     any: AtomicBool,
-    /// Those that somebody joins or leaves at this instant.
+    /// Groups that somebody joins or leaves at this instant, each with its interface.
     changing: Mutex<HashSet<(IpAddr, u32)>>,
     changed: Condvar,
 }
@@ -49,7 +49,7 @@ impl Groups {
         first
     }
 
-    /// It leaves. Returns whether nobody is left there.
+    /// A queue pair leaves a group on an interface. Returns whether nobody is left there.
     pub(crate) fn leave(&self, group: IpAddr, interface: u32, number: u32) -> bool {
         let mut members = lock(&self.members);
         let Some(list) = members.get_mut(&(group, interface)) else { return false };

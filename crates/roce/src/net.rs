@@ -66,14 +66,14 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// See the module.
+/// The state that a process has once for RoCE: its queue pairs by number, its lanes, and its place in the network namespace.
 pub(crate) struct Net {
     this: Weak<Net>,
     endpoints: RwLock<Table>,
     changes: AtomicU64,
     numbers: Mutex<Numbers>,
     lanes: Mutex<Lanes>,
-    /// The same by their places.
+    /// The lanes by their places, to be read without a lock.
     by_place: [OnceLock<Arc<Lane>>; MOST_LANES],
     /// There is more than one.
     has_lanes: AtomicBool,

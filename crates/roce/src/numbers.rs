@@ -49,7 +49,8 @@ const MOST_BESIDE: usize = 256;
 /// How long what the system lists is taken to be as it was, where nothing depends on it for long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
 
-/// Such names in what the system lists (proc_net_unix(5)), which anybody can have written: a few for each block.
+/// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)).
+/// Anybody can have taken such names, so no more than [`MOST_BESIDE`] of a block are returned.
 fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     let prefix = block_name(0);
     let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
@@ -116,9 +117,9 @@ fn beside_owners(block: u16, fresh: Duration) -> Vec<Connection> {
 #[derive(Default)]
 pub(crate) struct Numbers {
     blocks: Vec<(u16, Listener)>,
-    /// Those that are not to be given out: in use, or resting.
+    /// Numbers that are not to be given out: in use, or resting.
     taken: HashSet<u32>,
-    /// Those that were given back last, the oldest first.
+    /// Numbers that were given back last, the oldest first.
     resting: VecDeque<u32>,
 }
 

@@ -25,13 +25,13 @@ pub(crate) enum Purpose {
     Watches,
 }
 
-/// See the module. Thread-safe.
+/// Connections of other users' processes to this process. Their number is bounded, and shared out by user. Thread-safe.
 #[derive(Default)]
 pub(crate) struct OtherUsers(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// Those that have been silent the longest come first.
+    /// The connections. The one that has been silent the longest comes first.
     all: Vec<OtherConnection>,
     /// A timer runs that looks for silent ones.
     is_watched: bool,

@@ -30,7 +30,8 @@ pub(crate) const MOST: u32 = 1 << 20;
 const MARK_EVERY: u32 = 48 << 10;
 /// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given up.
 const REPEAT: Duration = Duration::from_millis(10);
-/// That is 0.6 s in all; 40 s in tests, since a busy machine may keep a single thread from its processors for longer.
+/// How many times a mark is repeated. The waits are 0.6 s together.
+/// In tests they are 40 s, since a busy machine may keep a single thread from its processors for longer.
 const REPEATS: u32 = if cfg!(test) { 11 } else { 5 };
 
 /// The peers that queue pairs are connected to, by address and UDP port. Thread-safe.
@@ -69,7 +70,7 @@ impl Peers {
     }
 }
 
-/// See the module. Its locks are held for an instant only.
+/// A peer: a process at the other end, and the congestion window of all queue pairs that send to it. Its locks are held for an instant only.
 pub(crate) struct Peer {
     port: u16,
     /// Whether it echoes marks.
@@ -286,7 +287,7 @@ impl Peer {
         ready.iter().for_each(|endpoint| endpoint.ring());
     }
 
-    /// Those who waited, if there is room now.
+    /// Moves the queue pairs that wait for room in the window to `ready`, if there is room now. The caller rings them.
     pub(crate) fn wake(&self, ready: &mut Vec<Arc<Endpoint>>) {
         if self.is_waited_for.load(Ordering::SeqCst) && lock(&self.window).room() > 0 {
             let mut waiting = lock(&self.waiting);

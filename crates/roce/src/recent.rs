@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// See the module. Two generations: when the younger one is full, the older one goes.
+/// A bounded memory of what is in use, in two generations. When the younger one is full, the older one goes.
 pub(crate) struct Recent<K, V> {
     young: HashMap<K, V>,
     old: HashMap<K, V>,

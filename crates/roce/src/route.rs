@@ -42,7 +42,7 @@ pub(crate) fn address_of(gid: &[u8; 16]) -> IpAddr {
     canonical(Ipv6Addr::from(*gid).into())
 }
 
-/// The same address, as IPv4 if it is IPv4-mapped.
+/// An address, as IPv4 if it is IPv4-mapped.
 pub(crate) fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),

@@ -25,7 +25,7 @@ const REST: Duration = Duration::from_millis(20);
 /// How often processes are looked for, for the packets from a share of all addresses: in a second, and at once.
 pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 
-/// See the module. Thread-safe.
+/// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over. Thread-safe.
 pub(crate) struct Strays {
     waiting: Mutex<VecDeque<Stray>>,
     turn: Mutex<()>,

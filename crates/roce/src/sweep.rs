@@ -6,7 +6,7 @@ use crate::link::Tally;
 use adverb_core::counters::Counters;
 use std::sync::Arc;
 
-/// See the module. Kept from burst to burst, so that nothing is allocated.
+/// The work that a burst of arrivals leaves, to be done once all of the burst has been taken in. Kept from burst to burst, so that nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Sweep {
     /// Queue pairs that have something to send now.

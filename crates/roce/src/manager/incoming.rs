@@ -26,7 +26,7 @@ pub(super) enum IncomingRequest {
     Datagrams,
 }
 
-/// See the module. Dropping it refuses.
+/// A peer's request that waits for the program's answer. Dropping it refuses the request.
 pub(super) struct Incoming {
     pub(super) manager: Arc<Manager>,
     pub(super) id: u32,

@@ -22,7 +22,7 @@ use std::time::Duration;
 const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 const DRAIN_LOOKS: u32 = 500;
 
-/// See the module.
+/// A connection as the program knows it: a sink for its events, and perhaps a queue pair that changes its states with the connection.
 pub(super) struct Link {
     pub(super) id: u32,
     sink: Arc<dyn ConnectionSink>,

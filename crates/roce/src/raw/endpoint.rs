@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// Frames that one poll takes in at most, so that a poll ends.
 const BURST: usize = 64;
 
-/// See the module. Locks: `transmit` before that of another endpoint's `receive`; `arrivals` before its own `receive`.
+/// The transport's half of a raw packet queue pair.
+/// A thread locks `transmit` before another endpoint's `receive`, and `arrivals` before the `receive` of the same endpoint.
 pub(crate) struct RawEndpoint {
     this: Weak<RawEndpoint>,
     net: Arc<Net>,
@@ -104,7 +105,7 @@ impl RawEndpoint {
         Ok(endpoint)
     }
 
-    /// Those whose polls take in what has arrived.
+    /// The completion queues whose polls take in what has arrived.
     fn completion_queues(&self) -> Vec<Arc<CompletionQueue>> {
         let queues = &self.queues;
         let own = [&queues.send_cq, &queues.receive_cq].into_iter();

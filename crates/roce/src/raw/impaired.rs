@@ -34,7 +34,7 @@ pub(super) struct Frame {
 }
 
 impl RawFaults {
-    /// Those of a queue pair, if there are any.
+    /// The faults of the wire for a queue pair; None in a process without such faults.
     pub(super) fn of(endpoint: &Weak<RawEndpoint>, local: IpAddr, reactor: &'static Reactor) -> Option<Self> {
         let alarm = Arc::new(Alarm(endpoint.clone()));
         Some(Self { wire: wire::get()?, local, reactor, alarm, kept: Mutex::default() })

@@ -14,7 +14,7 @@ const ROOM: i32 = 4 << 20;
 const ADDRESSES: usize = 12;
 const TAG: usize = 4;
 
-/// See the module. Non-blocking.
+/// A packet socket on one interface. Non-blocking.
 pub(super) struct PacketSocket {
     fd: RawFd,
     interface: i32,

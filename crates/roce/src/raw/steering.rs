@@ -5,7 +5,7 @@ use adverb_core::flow::{FlowRule, Headers, receivers};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, Weak};
 
-/// See the module.
+/// The steering rules of a process: which frames go to which of its raw packet queue pairs.
 #[derive(Default)]
 pub(crate) struct Steering {
     rules: RwLock<Vec<(FlowRule, Target)>>,
