@@ -21,9 +21,9 @@ use std::time::Instant;
 
 /// Messages there and back.
 const MANY: u32 = 100_000;
-/// The same where so many take longer than the proof is worth before each change. Reliable connections go the many times by the network and by shared memory:
-/// all services use the same code for what is tested. By the network, a reply by another queue pair may come early now and then, and
-/// the test counts how often.
+/// Messages there and back, where [`MANY`] take longer than the proof is worth before each change.
+/// Reliable connections exchange [`MANY`] by the network and by shared memory: all services use the same code for what is tested.
+/// By the network, a reply by another queue pair may come early now and then, and the test counts how often.
 const SOME: u32 = 10_000;
 /// All conversations have the many messages, for some minutes more: with this variable, as in the night.
 const LONG: &str = "ADVERB_TEST_LONG";
@@ -70,7 +70,7 @@ fn with_one_queue_each(site: &Site, service: Service) -> Pair {
     Pair::of(site, service, Shape { one_queue: true, ..Shape::default() }, &Home::new(site))
 }
 
-/// The same by a service whose Sends wait for nobody: they complete as soon as they have left.
+/// A conversation by unreliable connections: Sends wait for nobody there, and complete as soon as they have left.
 #[test]
 fn conversation_of_unreliable_connections() {
     if let Some(rounds) = rounds() {
@@ -80,7 +80,7 @@ fn conversation_of_unreliable_connections() {
     }
 }
 
-/// The same by datagrams.
+/// A conversation by unreliable datagrams: no reply comes before the completion of the message that it answers.
 #[test]
 fn conversation_of_datagrams() {
     /// Bytes in front of each datagram, for the header of its route.
@@ -160,8 +160,8 @@ fn conversation_of_two_connections() {
     });
 }
 
-/// The same, but that two messages come at once. One thread takes both in, and the first of them from the queue. The second is found, and answered, by
-/// another thread, which has taken in nothing.
+/// Two messages come at once by one connection, and the answer goes by another one. One thread takes both in, and the first of them from the queue.
+/// Another thread finds the second message and answers it, though it has taken in nothing. The answer comes after the completions of both messages.
 #[test]
 fn conversation_of_two_connections_by_two_threads() {
     let Some(rounds) = rounds() else { return };

@@ -225,7 +225,7 @@ fn wait_for_event(queue: &Arc<CompletionQueue>) {
     assert_eq!(told.recv_timeout(TEST_TIMEOUT), Ok(true), "no event");
 }
 
-/// The same for a thread that waits for an event, with nothing between it and the peer but the memory that they share.
+/// A killed peer wakes a thread that waits for an event, with nothing between the two but the memory that they share.
 #[test]
 fn a_killed_peer_wakes_who_waits() {
     if std::env::var(ENDING).is_ok() {

@@ -66,7 +66,7 @@ fn nobody(test: &str, role: &str) -> Process {
     somebody(NOBODY, test, role)
 }
 
-/// The same for any user.
+/// A process of any user that does something in this test, once it has said that it is ready.
 fn somebody(user: u32, test: &str, role: &str) -> Process {
     let mut command = again(test, role);
     command.uid(user).gid(user);

@@ -354,7 +354,8 @@ fn a_question_diverts_no_datagrams() {
     assert!(hears_nothing(&peer), "a datagram has come to who asked");
 }
 
-/// The same for a connection: the question is put again, and not believed.
+/// A question in the name of a connection's peer brings none of the connection's packets to the asker. The device
+/// asks port 4791 once more where the peer's queue pair lives, and does not believe the asker.
 #[test]
 fn a_question_diverts_no_connection() {
     const ASKER: u32 = NUMBER + 2;

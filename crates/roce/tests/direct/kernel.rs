@@ -240,7 +240,7 @@ fn nobody_waits_for_a_thread_that_waits_for_a_page() {
     }
 }
 
-/// The same for long messages, which the receiver has copied from the sender's memory.
+/// While the background thread copies a long message from the sender's memory and waits for a page, another thread posts and polls, and waits for nothing.
 #[test]
 fn nobody_waits_for_who_takes_in_a_message_whose_page_is_missing() {
     const LENGTH: usize = 64 << 10;

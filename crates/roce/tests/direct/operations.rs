@@ -196,7 +196,7 @@ fn inline_data_is_what_it_was_when_it_was_posted() {
     }
 }
 
-/// Such requests are carried out without a place in the queue, as long as nothing else waits there.
+/// Requests of one element are carried out without a place in the queue, as long as nothing else waits there.
 #[test]
 fn requests_of_one_element_among_others() {
     let _turn = turn();

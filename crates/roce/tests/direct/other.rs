@@ -15,9 +15,9 @@ use std::time::Instant;
 pub(crate) enum Tier {
     /// Its pages are mapped: they are moved while its only thread is in a verbs call.
     Mapped,
-    /// They cannot be mapped: the kernel copies.
+    /// The target's pages cannot be mapped: the kernel copies.
     Kernel,
-    /// The same without the memory file of the process.
+    /// The target's pages cannot be mapped: the kernel copies without the memory file of the target's process.
     Number,
     /// Not at all: by packets of the channel.
     Packets,
@@ -25,9 +25,9 @@ pub(crate) enum Tier {
     Network,
 }
 
-/// Those by which operations come to need no packet.
+/// Tiers in which operations come to need no packet.
 pub(crate) const DIRECT: [Tier; 3] = [Tier::Mapped, Tier::Kernel, Tier::Number];
-/// Those of them in which memory is mapped.
+/// Tiers in which memory of the target is mapped.
 pub(crate) const MAPPED: [Tier; 1] = [Tier::Mapped];
 /// All on one host.
 pub(crate) const LOCAL: [Tier; 4] = [Tier::Mapped, Tier::Kernel, Tier::Number, Tier::Packets];
@@ -63,7 +63,7 @@ impl Tier {
         }
     }
 
-    /// The same for bytes that no page is shared for.
+    /// How an operation goes for bytes that no page is shared for, as at the edges of a region.
     pub(crate) fn way_at_edges(self) -> Way {
         if self == Tier::Packets || self == Tier::Network { Way::Packet } else { Way::Kernel }
     }
@@ -145,7 +145,7 @@ impl Pair {
         run(&self.side, &SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) })
     }
 
-    /// The same for any request: how it has ended, and how it has gone.
+    /// Carries out any request. Returns how it has ended, and how it has gone.
     pub(crate) fn observe(&self, request: &SendRequest<'_>) -> (Status, Way) {
         let counts = || (direct(&self.side), by_kernel(&self.side));
         let before = counts();
