@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 
 /// Private data of programs on connections. A request has room for 36 bytes more, which are addresses (IB-CM-54).
 pub(super) const LIMITS: PrivateDataLimits = PrivateDataLimits { request: 56, accept: 196, reject: 148 };
-/// Private data of programs where the queue pair of a datagram service is asked for (IB-SIDR-7).
+/// Most bytes of private data in messages that ask for the queue pair of a datagram service, or answer (IB-SIDR-7).
 pub(super) const DATAGRAM_LIMITS: PrivateDataLimits =
     PrivateDataLimits { request: 180, accept: 136, reject: 136 };
 
