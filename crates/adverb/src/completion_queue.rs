@@ -156,7 +156,8 @@ impl CompletionQueue {
         Ok(list.len() - before)
     }
 
-    /// As [`CompletionQueue::poll_many`], but sleeps until there is one at least, no longer than `timeout`.
+    /// Appends up to `most` completions to `list`, as [`CompletionQueue::poll_many`], and says how many. If there are none, the calling thread sleeps
+    /// until one comes, at most `timeout`.
     ///
     /// # Errors
     /// As [`CompletionQueue::wait`].
@@ -231,8 +232,8 @@ impl CompletionQueue {
         self.arm_for(false)
     }
 
-    /// As [`CompletionQueue::arm`], for the next completion that the peer asked attention for
-    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)) or that failed.
+    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion of a failed request, or of a message for which the peer asked
+    /// attention ([`WorkRequest::solicited`](crate::WorkRequest::solicited)). Otherwise as [`CompletionQueue::arm`].
     pub fn arm_solicited(&self) -> Result<()> {
         self.arm_for(true)
     }
@@ -269,7 +270,7 @@ impl CompletionQueue {
 }
 
 impl AsRawFd for CompletionQueue {
-    /// As [`AsFd`].
+    /// The number of the descriptor that [`AsFd`] lends. It is readable after a completion for which the queue was armed.
     fn as_raw_fd(&self) -> RawFd {
         self.0.channel.descriptor()
     }

@@ -18,7 +18,7 @@ struct Naming {
     tag: u64,
     /// Bits of the index.
     shift: u32,
-    /// Those of the number of uses that count.
+    /// A mask: the bits of the number of uses that stand in a name.
     uses: u64,
 }
 
@@ -76,7 +76,7 @@ impl Flights {
         Self { places: Vec::new(), free: Vec::new(), most, naming: OWN }
     }
 
-    /// The same, of the shared receive queue with this number.
+    /// A table of the requests of the shared receive queue with the number `identity`, at most `most` of them.
     pub(crate) fn of_shared(most: usize, identity: u32) -> Self {
         let naming =
             Naming { tag: SHARED | u64::from(identity) << SHARED_SHIFT, shift: 16, uses: (1 << 20) - 1 };

@@ -182,7 +182,8 @@ impl QueuePair {
         }
     }
 
-    /// The same, of those that complete on this queue.
+    /// Requests of this queue pair that complete on `queue`, and whose completions the program has not taken. With
+    /// [unsignalled](WorkRequest::unsignalled) ones.
     pub fn in_flight_on(&self, queue: &CompletionQueue) -> usize {
         queue.flights().count(self.identity)
     }
@@ -244,19 +245,19 @@ impl QueuePair {
         flights
     }
 
-    /// [`Connection::post_send`](crate::Connection::post_send).
+    /// Posts a request to the send queue, for [`Connection::post_send`](crate::Connection::post_send).
     #[inline]
     pub(crate) fn post(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         self.post_to(request, None, 0)
     }
 
-    /// The same, of XRC: for the shared receive queue with this number.
+    /// Posts a request of XRC to the send queue. Its message is for the peer's shared receive queue with the number `shared_queue`.
     #[inline]
     pub(crate) fn post_extended(&self, request: WorkRequest<'_>, shared_queue: u32) -> Result<(), Rejected> {
         self.post_to(request, None, shared_queue)
     }
 
-    /// The same, of a datagram to there.
+    /// Posts a request to the send queue, of any service. A datagram has its destination in `datagram`. `shared_queue` counts for XRC alone.
     #[inline]
     pub(crate) fn post_to(
         &self,

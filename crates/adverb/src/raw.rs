@@ -109,10 +109,10 @@ impl FromStr for RawAddress {
 pub struct RawConnection(QueuePair);
 
 impl RawConnection {
-    /// As [`Connection::post_send`](crate::Connection::post_send).
+    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send).
     ///
     /// # Errors
-    /// As there.
+    /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         self.0.post(request)
@@ -268,10 +268,10 @@ pub(crate) fn connect(
 pub struct UnreliableQueuePair(pub(crate) QueuePair);
 
 impl UnreliableQueuePair {
-    /// As [`QueuePair::connect_raw`].
+    /// Connects to the queue pair at `peer` without a connection manager, as [`QueuePair::connect_raw`]. The peer's queue pair is of the service UC, too.
     ///
     /// # Errors
-    /// As there.
+    /// As [`QueuePair::connect_raw`].
     pub fn connect_raw(
         self,
         own: &RawAddress,
@@ -284,18 +284,18 @@ impl UnreliableQueuePair {
         }
     }
 
-    /// As [`QueuePair::raw_address`].
+    /// The numbers by which a peer reaches this queue pair, at the local address `ip`, as [`QueuePair::raw_address`].
     ///
     /// # Errors
-    /// As there.
+    /// EADDRNOTAVAIL if `ip` is no address of the device.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
         self.0.raw_address(ip)
     }
 
-    /// As [`QueuePair::post_receive`].
+    /// Offers memory for a message of the peer, as [`QueuePair::post_receive`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`PostError`](crate::PostError); the buffer comes back.
     pub fn post_receive(&self, id: u64, target: impl Into<crate::Segments>) -> Result<(), Rejected> {
         self.0.post_receive(id, target)
     }
@@ -311,20 +311,20 @@ impl fmt::Debug for UnreliableQueuePair {
 pub struct UnreliableConnection(QueuePair);
 
 impl UnreliableConnection {
-    /// As [`Connection::post_send`](crate::Connection::post_send), for the requests that the service has. A request is complete when its packets have
-    /// left.
+    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). [`UnreliableRequest`] has the requests of the
+    /// service UC. A request is complete when its packets have left.
     ///
     /// # Errors
-    /// As there.
+    /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
     pub fn post_send(&self, request: UnreliableRequest<'_>) -> Result<(), Rejected> {
         self.0.post(request.0)
     }
 
-    /// As [`QueuePair::post_receive`]. A message that finds no receive is lost.
+    /// Offers memory for a message of the peer, as [`QueuePair::post_receive`]. A message that finds no receive is lost.
     ///
     /// # Errors
-    /// As there.
+    /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
     pub fn post_receive(&self, id: u64, target: impl Into<crate::Segments>) -> Result<(), Rejected> {
         self.0.post_receive(id, target)

@@ -301,27 +301,27 @@ impl<'a> WorkRequest<'a> {
 pub struct UnreliableRequest<'a>(pub(crate) WorkRequest<'a>);
 
 impl<'a> UnreliableRequest<'a> {
-    /// As [`WorkRequest::send`]. A message that finds no receive is lost.
+    /// Send: a message that takes the oldest receive of the peer, as [`WorkRequest::send`]. A message that finds no receive is lost.
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
         Self(WorkRequest::send(payload))
     }
 
-    /// As [`WorkRequest::write`].
+    /// RDMA Write: puts the bytes at the beginning of `remote`, as [`WorkRequest::write`].
     pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
         Self(WorkRequest::write(payload, remote))
     }
 
-    /// As [`WorkRequest::id`].
+    /// Tells this request from others in its completion, by a number: [`Completion::id`].
     pub fn id(self, id: u64) -> Self {
         Self(self.0.id(id))
     }
 
-    /// As [`WorkRequest::immediate`]; both requests carry one.
+    /// Carries a number to the peer, as [`WorkRequest::immediate`]. Both a Send and a Write may carry one.
     pub fn immediate(self, number: u32) -> Self {
         Self(self.0.immediate(number))
     }
 
-    /// As [`WorkRequest::unsignalled`].
+    /// Reports nothing if the request ends well, as [`WorkRequest::unsignalled`].
     pub fn unsignalled(self) -> Self {
         Self(self.0.unsignalled())
     }
@@ -343,17 +343,17 @@ impl<'a> DatagramRequest<'a> {
         Self { request: WorkRequest::send(payload), way, number, qkey }
     }
 
-    /// As [`WorkRequest::id`].
+    /// Tells this datagram from other requests in its completion, by a number: [`Completion::id`].
     pub fn id(self, id: u64) -> Self {
         Self { request: self.request.id(id), ..self }
     }
 
-    /// As [`WorkRequest::immediate`].
+    /// Carries a number to the peer with the datagram, as [`WorkRequest::immediate`].
     pub fn immediate(self, number: u32) -> Self {
         Self { request: self.request.immediate(number), ..self }
     }
 
-    /// As [`WorkRequest::unsignalled`].
+    /// Reports nothing if the request ends well, as [`WorkRequest::unsignalled`].
     pub fn unsignalled(self) -> Self {
         Self { request: self.request.unsignalled(), ..self }
     }
@@ -468,7 +468,7 @@ impl Completion {
         }
     }
 
-    /// As [`Completion::success`], and none if the connection ended before the request was carried out
+    /// The completion if the request ended well, as [`Completion::success`]. None if the connection ended before the request was carried out
     /// ([flushed requests](crate::CompletionQueue#flushed-requests)).
     pub fn unless_flushed(self) -> Result<Option<Self>, Error> {
         match self.status {

@@ -101,10 +101,10 @@ impl XrcTarget {
         self.core.number()
     }
 
-    /// As [`QueuePair::raw_address`].
+    /// The numbers by which the initiator reaches this target, at the local address `ip`, as [`QueuePair::raw_address`].
     ///
     /// # Errors
-    /// As there.
+    /// EADDRNOTAVAIL if `ip` is no address of the device.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
         raw::address(&self.context, self.number(), ip)
     }
@@ -144,10 +144,10 @@ impl fmt::Debug for XrcTarget {
 pub struct XrcInitiator(pub(crate) QueuePair);
 
 impl XrcInitiator {
-    /// As [`QueuePair::raw_address`].
+    /// The numbers by which the target reaches this initiator, at the local address `ip`, as [`QueuePair::raw_address`].
     ///
     /// # Errors
-    /// As there.
+    /// EADDRNOTAVAIL if `ip` is no address of the device.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
         self.0.raw_address(ip)
     }
@@ -155,7 +155,7 @@ impl XrcInitiator {
     /// Connects it to the target at `peer`, as [`QueuePair::connect_raw`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`QueuePair::connect_raw`].
     pub fn connect_raw(
         self,
         own: &RawAddress,
@@ -189,11 +189,11 @@ impl fmt::Debug for XrcInitiator {
 pub struct XrcConnection(QueuePair);
 
 impl XrcConnection {
-    /// As [`Connection::post_send`](crate::Connection::post_send). A message is for the shared receive queue of the peer with this number; for requests
-    /// without one, such as Writes, the number means nothing.
+    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). A message is for the peer's shared receive queue
+    /// with the number `receive_queue`. For requests without a message, such as Writes, the number means nothing.
     ///
     /// # Errors
-    /// As there.
+    /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
     pub fn post_send(&self, receive_queue: u32, request: WorkRequest<'_>) -> Result<(), Rejected> {
         self.0.post_extended(request, receive_queue)

@@ -1,4 +1,4 @@
-//! Those who listen, and the requests for connections that come to them.
+//! Listeners, and the requests for connections that peers send to them.
 
 use super::{Connection, ConnectionOptions, FAILURE, NotConnected, Progress};
 use crate::completion_queue::{left_until, milliseconds};
@@ -99,7 +99,7 @@ impl Listener {
 }
 
 impl AsRawFd for Listener {
-    /// As [`AsFd`].
+    /// The number of the descriptor that [`AsFd`] lends. It is readable while a request waits.
     fn as_raw_fd(&self) -> RawFd {
         self.waiting.0.descriptor()
     }

@@ -254,7 +254,7 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, length: usize) -> (usize, 
     (start, end - start)
 }
 
-/// The same; none where that panics.
+/// First byte and length of `range` in something of `length` bytes, as [`resolve`]. None where [`resolve`] panics.
 pub(crate) fn try_resolve(range: impl RangeBounds<usize>, length: usize) -> Option<(usize, usize)> {
     // The last byte that there could be has no byte behind it.
     if matches!(range.end_bound(), Bound::Included(&usize::MAX)) {

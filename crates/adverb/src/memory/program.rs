@@ -122,7 +122,7 @@ impl Mapping {
         Ok(Self(ProgramMapping::new(length, 4096, flags, None, &format!("mapping {length} bytes"))?))
     }
 
-    /// The same in huge pages of `2^log_size` bytes: 21 for 2 MiB, 30 for 1 GiB. The mapping has whole pages.
+    /// At least `length` bytes in huge pages of `2^log_size` bytes: 21 for 2 MiB, 30 for 1 GiB. The mapping has whole pages.
     ///
     /// # Errors
     /// EINVAL for a size that the machine does not have; ENOMEM when too few such pages are reserved. The administrator reserves them with
@@ -217,7 +217,7 @@ impl FileMapping {
         Self::new(file, offset, length, libc::MAP_SHARED)
     }
 
-    /// The same; changes stay in this process. It may be open for reading alone.
+    /// `length` bytes of `file` from `offset` on. Changes stay in this process, so the file may be open for reading alone.
     ///
     /// # Errors
     /// As [`FileMapping::shared`].
