@@ -300,7 +300,7 @@ pub(crate) struct Devices {
     #[arg(long, short, visible_alias = "devices", value_name = "LIST", value_parser = device_list)]
     device: Option<String>,
 
-    /// The same from a file, or one of: dgx, cloud, laptop
+    /// The devices that the program sees, from a file, or one of: dgx, cloud, laptop
     #[arg(long, value_name = "FILE", value_parser = profile, conflicts_with = "device")]
     profile: Option<String>,
 }

@@ -30,7 +30,7 @@ const LINK_MAX: usize = 4096;
 /// The host's devices.
 #[derive(Debug, Default)]
 pub(crate) struct Host {
-    /// Their names, in order.
+    /// Names of the host's devices, in order.
     names: Vec<String>,
     /// What is put into the folder of the run's files.
     entries: Vec<(String, Content)>,
@@ -39,7 +39,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// Those of this host, if the option says so, or the environment, which has the setting from a command around this one. `devices` is the list of ours, if one was given.
+    /// The devices of this host, if the option asks for them, or the environment: a command around this one sets a variable there. `devices` is the list of
+    /// adverb's devices, if one was given.
     ///
     /// # Errors
     /// When a name is ours, too, or nothing serves the devices.
@@ -54,7 +55,7 @@ impl Host {
         Ok(Some(host))
     }
 
-    /// Those below another root.
+    /// The host's devices as the folders below `root` show them, without a library.
     fn at(root: &Path) -> Self {
         let mut host = Self::default();
         let below = |path: &str| root.join(path.trim_start_matches('/'));

@@ -40,7 +40,7 @@ fn resource_type(kind: RingKind) -> u64 {
 }
 
 impl Callbacks {
-    /// Those in the attributes of a new parent domain, if both are there.
+    /// The call-backs in the attributes of a new parent domain, if both are there.
     pub(crate) fn new(attr: &ibv_parent_domain_init_attr, program: *mut c_void) -> Option<Arc<Self>> {
         let (allocate, free) = (attr.alloc?, attr.free?);
         Some(Arc::new(Self { domain: AtomicPtr::new(null_mut()), allocate, free, program }))

@@ -211,7 +211,7 @@ pub unsafe extern "C" fn ibv_query_device(pointer: *mut ibv_context, attr: *mut 
     0
 }
 
-/// The same with the extended attributes (`ibv_query_device_ex(3)`): fills as much as the caller has room for.
+/// Limits and abilities, with the extended attributes (`ibv_query_device_ex(3)`). Fills as much as the caller has room for.
 pub(crate) unsafe extern "C" fn query_device_ex(
     pointer: *mut ibv_context,
     input: *const c_void,

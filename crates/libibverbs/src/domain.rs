@@ -103,7 +103,7 @@ pub(crate) fn wrap(pointer: *mut ibv_context, core: Arc<ProtectionDomain>) -> *m
     wrap_as(pointer, core, handle, None)
 }
 
-/// The same under a handle of somebody else's choice.
+/// The C structure around a domain on `pointer`'s device, with the handle `handle`. An imported domain has its owner's number there.
 pub(crate) fn wrap_as(
     pointer: *mut ibv_context,
     core: Arc<ProtectionDomain>,

@@ -110,7 +110,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, access as u32) }
 }
 
-/// The same, called by headers when the access flags may contain optional ones.
+/// Registers memory under another address, as [`ibv_reg_mr_iova`]. The inline functions of `verbs.h` call it when the access flags may contain optional ones.
 ///
 /// # Safety
 /// As for [`ibv_reg_mr`].

@@ -114,8 +114,8 @@ impl<C: Head, T> Object<C, T> {
         true
     }
 
-    /// The same, but the caller decides when the memory goes: what belongs to the object goes now, and [`Object::get`] finds none there.
-    /// The memory is a box's. It is no box yet, since another thread may still look at the tag, and a box has its memory alone.
+    /// Makes the object unusable, and leaves its memory to the caller: none if another thread was first. The value behind the C structure is dropped now, and
+    /// [`Object::get`] finds no object there. The memory is a box's. It is no box yet: another thread may still look at the tag, and a box has its memory alone.
     ///
     /// # Safety
     /// As of [`Object::free`].

@@ -50,7 +50,7 @@ pub unsafe extern "C" fn rdma_create_qp(
     result
 }
 
-/// The same with extended attributes (`rdma_create_qp_ex(3)`).
+/// Makes the identifier's queue pair, with extended attributes (`rdma_create_qp_ex(3)`).
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -295,7 +295,7 @@ unsafe fn create_srq(object: &IdObject, attr: &mut ibv_srq_init_attr_ex) -> Resu
     Ok(())
 }
 
-/// The same with extended attributes (`rdma_create_srq_ex(3)`).
+/// Makes the identifier's shared receive queue, with extended attributes (`rdma_create_srq_ex(3)`).
 ///
 /// # Safety
 /// The pointers are NULL or valid.

@@ -21,7 +21,7 @@ fn answer<T: TryInto<isize>>(result: Result<T>) -> isize {
     }
 }
 
-/// The same for calls that return 0.
+/// The value of a call that returns 0 when it ends well, or -1 and `errno`.
 fn done(result: Result<()>) -> c_int {
     answer(result.map(|()| 0isize)) as c_int
 }

@@ -106,7 +106,7 @@ impl HazardSlots {
 }
 
 impl HazardSlot {
-    /// As [`HazardSlots::announce`].
+    /// Announces in this slot that an entry for a key and one for a queue pair are about to be used, as [`HazardSlots::announce`]. The slot is always free.
     #[inline(always)]
     pub fn announce(&mut self, key: u32, pair: u32) -> HazardGuard<'_> {
         let announcement = self.announcer.say(self.index, key, pair);

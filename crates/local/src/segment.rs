@@ -47,7 +47,7 @@ impl Segment {
         Self::create_with(Registration::take())
     }
 
-    /// As [`create`](Self::create), by a process with this registration for membarrier(2).
+    /// A new segment, as [`create`](Self::create), of a process that has the registration `registration` for membarrier(2).
     pub fn create_with(registration: Registration) -> io::Result<(Segment, OwnedFd)> {
         let file = memory::create::<SegmentLayout>(NAME)?;
         memory::seal(&file, SEALS)?;
@@ -63,7 +63,7 @@ impl Segment {
         Self::open_with(descriptor, Registration::take())
     }
 
-    /// As [`open`](Self::open), by a process with this registration for membarrier(2).
+    /// The other side of a segment, as [`open`](Self::open), in a process that has the registration `registration` for membarrier(2).
     pub fn open_with(descriptor: OwnedFd, registration: Registration) -> io::Result<Segment> {
         let file = memory::open::<SegmentLayout>(descriptor, SEALS)?;
         let memory = MappedMemory::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;

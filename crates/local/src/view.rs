@@ -141,7 +141,7 @@ impl View {
         let _ = position;
     }
 
-    /// The same, for reading.
+    /// Has the processor fetch the slot at a position, for reading.
     #[inline(always)]
     pub(crate) fn fetch_for_reading(&self, position: u64) {
         #[cfg(not(any(loom, miri)))]

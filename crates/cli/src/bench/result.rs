@@ -109,7 +109,7 @@ impl Sample {
         Self { times: Some(times), ..Self::new(name, size, Unit::Nanoseconds, value) }
     }
 
-    /// The same, of something that others are compared with.
+    /// Makes this sample a yardstick, with which other samples are compared.
     pub(super) fn into_yardstick(self) -> Self {
         Self { role: Role::Yardstick, ..self }
     }
@@ -294,7 +294,7 @@ pub(super) struct Document {
     pub(super) rounds: u16,
     /// Too short to be more than rough numbers.
     pub(super) quick: bool,
-    /// That the machine had too much else to do for figures to mean much, in a sentence. Targets are not judged then.
+    /// A sentence, on a busy machine: it had too much else to do for figures to mean much. Targets are not judged then.
     pub(super) busy: Option<String>,
     /// What should be there and is not, and why, in sentences.
     pub(super) missing: Vec<String>,

@@ -54,7 +54,7 @@ impl Session {
         Self::start_as(Shape::USUAL, device, place, checksum)
     }
 
-    /// The same for messages of another shape.
+    /// Starts a target on a device, as [`Session::start`], for messages of the shape `shape`.
     pub(super) fn start_as(shape: Shape, device: &str, place: Place, checksum: bool) -> Result<Self, String> {
         // What is started runs where its starter may: a target that is to keep apart from this thread needs all of the processors.
         processors::keep(None);

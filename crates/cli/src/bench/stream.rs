@@ -129,7 +129,7 @@ pub(super) enum Cable {
     AsItIs,
     /// It carries them one by one.
     Single,
-    /// And in both directions loses one in a hundred.
+    /// It carries datagrams one by one, and loses one in a hundred in each direction.
     Lossy,
 }
 

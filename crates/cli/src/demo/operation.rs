@@ -81,7 +81,7 @@ impl Operation {
 
 /// Lengths that are checked byte by byte.
 const LENGTHS: &[usize] = &[0, 1, 7, 8, 64, 1000, 4096, 65_535, MESSAGE];
-/// And for what needs no receive, beyond those.
+/// Longer lengths that are checked byte by byte, for operations that need no receive.
 const LONG: &[usize] = &[300_001, 1 << 20];
 const LONGEST: usize = 1 << 20;
 /// Messages in flight, at most.
@@ -152,7 +152,7 @@ impl Stage {
         &self.pattern[start..start + length]
     }
 
-    /// The same bytes, to be sent.
+    /// The bytes of block `index` in the registered source, to be sent or written.
     fn block(&self, index: usize, length: usize) -> Segment {
         let start = index * 13 % OFFSETS * 8;
         self.source.slice(start..start + length)

@@ -94,7 +94,7 @@ impl Link {
         Self::connect_as(Shape::USUAL, context, address)
     }
 
-    /// The same for messages of another shape; that of the peer must be the same.
+    /// Connects to the peer that listens at `address`, for messages of the shape `shape`. The peer must use the same shape.
     pub(crate) fn connect_as(shape: Shape, context: &Context, address: SocketAddr) -> Result<Link, String> {
         let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let token = shared.remote().to_bytes();
@@ -110,7 +110,7 @@ impl Link {
         Self::accept_as(Shape::USUAL, context, listener)
     }
 
-    /// The same for messages of another shape.
+    /// Takes the next connection, for messages of the shape `shape`.
     pub(crate) fn accept_as(shape: Shape, context: &Context, listener: &Listener) -> Result<Link, String> {
         let request =
             listener.accept(PEER_TIMEOUT).map_err(|error| format!("waiting for the client: {error}"))?;

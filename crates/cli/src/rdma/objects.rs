@@ -27,7 +27,7 @@ struct Process {
 }
 
 impl Process {
-    /// Those of this kind on a device, with the words that name both.
+    /// The objects of this process of one kind on one device.
     fn of<'a>(&'a self, kind: Kind, device: &'a DeviceQuery<'a>) -> impl Iterator<Item = &'a Object> {
         self.objects
             .iter()

@@ -31,7 +31,7 @@ pub(super) fn text(uses: &[Use], choice: &Choice) -> String {
 /// Of the form of the object: another one means that fields are gone or mean something else.
 const VERSION: u32 = 1;
 
-/// The same and more, for programs.
+/// The report as JSON, for programs: the numbers of the table, and more.
 pub(super) fn json(uses: &[Use], choice: &Choice) -> String {
     let is_whole = uses.iter().all(|one| one.answers && one.is_whole);
     let uses: Vec<_> = chosen(uses, choice).into_iter().map(|(one, pairs)| of_use(one, &pairs)).collect();

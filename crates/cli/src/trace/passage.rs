@@ -17,7 +17,7 @@ pub(super) struct Passage {
     places: HashMap<(Pair, u64), usize>,
     /// Requests whose first packet has left, by that packet.
     begun: HashMap<Packet, usize>,
-    /// The same by their last packet.
+    /// Requests whose last packet has left, by that packet.
     ended: HashMap<Packet, usize>,
     /// The last packet of a request that has left, by process, flow, and, where it is a datagram, its queue pair. Packets up to it leave once more.
     last: HashMap<(u64, String, Option<String>), u64>,

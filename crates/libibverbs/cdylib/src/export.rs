@@ -69,8 +69,8 @@ macro_rules! exports {
     };
 }
 
-/// The same for a function that is watched or passed on: it jumps to `$function` unless somebody watches, or the host's library is loaded. Then [`pass`] has
-/// the last word, which finds `$passed` in a register that no caller keeps anything in.
+/// The trampoline of a function that can be watched or passed on. It jumps to `$function` unless somebody watches, or the host's library is loaded. Then
+/// [`pass`] has the last word: it finds `$passed` in a register in which no caller keeps anything.
 macro_rules! passing {
     ($name:expr, $at:literal, $node:literal, $function:path, $passed:path) => {
         #[cfg(target_arch = "x86_64")]

@@ -137,21 +137,21 @@ pub(crate) fn watch_context(context: &mut verbs_context) {
     }
 }
 
-/// The same of the builders of a new queue pair.
+/// Watches the builders of a new queue pair, if anybody watches.
 pub(crate) fn watch_builders(pair: &mut ibv_qp_ex) {
     if is_watched() {
         pair.watch();
     }
 }
 
-/// The same of the polls of a new completion queue.
+/// Watches the polls of a new completion queue, if anybody watches.
 pub(crate) fn watch_polls(queue: &mut ibv_cq_ex) {
     if is_watched() {
         queue.watch();
     }
 }
 
-/// The same of a new work queue.
+/// Watches the calls of a new work queue, if anybody watches.
 pub(crate) fn watch_work_queue(queue: &mut ibv_wq) {
     if is_watched() {
         queue.watch();

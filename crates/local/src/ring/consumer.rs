@@ -218,7 +218,7 @@ impl Record<'_> {
         self.consumer.advance(slots(self.len));
     }
 
-    /// The same, and that one, if it is there. What the ring cannot hold is found by the next [`peek`](Consumer::peek).
+    /// Makes the record behind this one the next, and returns that record, if it is there. The next [`peek`](Consumer::peek) finds a fault of the ring.
     #[inline(always)]
     pub fn consume_and_peek(self) -> Option<Self> {
         let Self { consumer, len } = self;

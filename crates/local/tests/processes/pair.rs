@@ -12,9 +12,9 @@ pub(crate) type Wait = Option<fn()>;
 pub(crate) struct Side {
     producer: Producer,
     consumer: Consumer,
-    /// That this side sleeps on.
+    /// The descriptor on which this side sleeps.
     own: OwnedFd,
-    /// That wakes the other.
+    /// The doorbell that wakes the other side.
     peer: Doorbell,
     wait: Wait,
 }

@@ -26,7 +26,7 @@ pub(in crate::bench) struct Holdings {
 }
 
 impl Holdings {
-    /// Those of this process.
+    /// The holdings of this process now: its descriptors, and its shared memory.
     pub(in crate::bench) fn now() -> Result<Self, String> {
         // One of them is that by which they are read.
         let descriptors = std::fs::read_dir("/proc/self/fd").map_err(text)?.count() - 1;

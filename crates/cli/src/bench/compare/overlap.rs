@@ -24,7 +24,7 @@ pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-/// The same for 1 MiB and 4 MiB, a line for each, for `benches/overlap`.
+/// Computes without and with a write of 1 MiB or 4 MiB under way, as [`add`], and prints a line for each length. For `benches/overlap`.
 pub(in crate::bench) fn print(rounds: usize) -> Result<(), String> {
     let mut session = Session::start(ROCE, Place::Here, false)?;
     for _ in 0..rounds {

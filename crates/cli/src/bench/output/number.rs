@@ -17,7 +17,7 @@ pub(super) fn value(unit: Unit, value: f64) -> String {
     }
 }
 
-/// The same of a number that is round: "10 µs".
+/// A round number with its unit, without decimals: "10 µs".
 pub(super) fn round(unit: Unit, value: f64) -> String {
     let (value, unit) = match unit {
         Unit::Nanoseconds if value < 1e3 => (value, "ns"),

@@ -17,9 +17,9 @@ pub(super) enum Operation {
     Write,
     Read,
     FetchAdd,
-    /// The same over raw TCP.
+    /// A message over raw TCP, as a yardstick.
     Tcp,
-    /// And over raw UDP.
+    /// A datagram over raw UDP, as a yardstick.
     Udp,
 }
 
