@@ -115,8 +115,8 @@ impl<C: Head, T> Object<C, T> {
     }
 
     /// Makes the object unusable, and leaves its memory to the caller: none if another thread was first. The value behind the C structure is dropped now, and
-    /// [`Object::get`] finds no object there. The memory is a box's. It is no box yet: another thread may still look at the tag, and a box has its memory alone.
-    ///
+    /// [`Object::get`] finds no object there. The memory is a box's. It is no box yet: another thread may still look at the tag, and a box has its memory
+    /// alone.
     /// # Safety
     /// As of [`Object::free`].
     pub unsafe fn retire(this: *const Self) -> Option<*mut MaybeUninit<Self>> {

@@ -43,7 +43,7 @@ fn lines(known: &[u8]) -> impl Iterator<Item = (&[u8], Numbers<'_>)> {
     })
 }
 
-/// Those of files.
+/// The lines about files of counters: the name of each file, and the numbers of its recipe.
 fn recipes(known: &[u8]) -> impl Iterator<Item = (&[u8], Numbers<'_>)> {
     lines(known).skip(1)
 }
@@ -115,7 +115,7 @@ impl Layout {
         Some(sum)
     }
 
-    /// The same, when nothing has changed meanwhile.
+    /// The sum of some counters of a device. It is read again if the page has changed meanwhile, [`ATTEMPTS`] times at most.
     fn steady_sum(&self, device: &[u8], counters: &Numbers<'_>, read: Read<'_>) -> Option<u64> {
         let set = self.set(device, read)?;
         let mut sum = None;

@@ -161,7 +161,7 @@ impl Folder {
         }
     }
 
-    /// The same for a relative path.
+    /// How a relative path may lead to our files, by its words alone.
     pub(crate) fn hint(&self, path: &[u8]) -> Hint {
         components(path).fold(Hint::None, |hint, part| match part {
             b".." => hint.max(Hint::Up),

@@ -62,7 +62,7 @@ impl Path {
         self.bytes.get(start..self.length).unwrap_or_default()
     }
 
-    /// The same as a C string.
+    /// The path's bytes behind the first ones, as a C string.
     pub(crate) fn c_str(&self, start: usize) -> &CStr {
         self.bytes.get(start..).and_then(|bytes| CStr::from_bytes_until_nul(bytes).ok()).unwrap_or_default()
     }

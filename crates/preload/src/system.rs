@@ -22,7 +22,7 @@ unsafe fn ours(name: &[u8], ask: OfPath, status: *mut c_void) {
     unsafe { ask(mounted.as_ptr(), status) };
 }
 
-/// The same for a descriptor; by itself, since it needs more of the stack.
+/// Fills `status` as [`ours`], for a file of ours by its descriptor. A function by itself, since it needs more of the stack.
 ///
 /// # Safety
 /// As for [`ours`].

@@ -98,7 +98,7 @@ impl Options {
         }
     }
 
-    /// Those of a socket that is accepted by one with these: the sizes.
+    /// The options of a socket that a listening socket with these options accepts. It inherits the sizes alone.
     pub(crate) fn inherited(&self) -> Self {
         Self {
             route: Vec::new(),
@@ -373,7 +373,7 @@ const fn size_of_tcp_info() -> usize {
 
 /// A path as struct ibv_path_data has it.
 fn path_data(path: &adverb_core::cm::PathRecord) -> Vec<u8> {
-    /// That it is this value exactly, and not at least or at most.
+    /// A flag of the fields MTU, rate and life time: the value is exact, and no bound.
     const EXACTLY: u8 = 2 << 6;
     let mut out = vec![0; PATH_LENGTH];
     // Behind the flags comes the record of InfiniBand's subnet administration.

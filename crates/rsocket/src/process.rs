@@ -142,7 +142,7 @@ pub(crate) struct Process {
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Process {
-    /// That of this process, made by the first call.
+    /// The sockets and devices of this process, made by the first call.
     pub(crate) fn get() -> &'static Self {
         Self::existing().unwrap_or_else(Self::make)
     }

@@ -58,7 +58,7 @@ impl Waiter {
         Ok(Arc::new(Self { wake: unsafe { OwnedFd::from_raw_fd(wake) }, born: ForkGeneration::now() }))
     }
 
-    /// That of the calling thread.
+    /// The waiter of the calling thread, made by its first call.
     fn current() -> Result<Arc<Self>> {
         thread_local! {
             static CURRENT: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };

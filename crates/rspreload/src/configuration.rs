@@ -29,7 +29,7 @@ pub(crate) struct Configuration {
 
 static CONFIGURATION: OnceLock<Configuration> = OnceLock::new();
 
-/// That of this process, read by the first call.
+/// The configuration of this process, read by the first call.
 pub(crate) fn get() -> &'static Configuration {
     CONFIGURATION.get_or_init(|| {
         let number = |name| std::env::var(name).ok()?.trim().parse().ok().filter(|n| *n > 0);

@@ -99,7 +99,7 @@ unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -
     result
 }
 
-/// The same: there is one size of files.
+/// fcntl(2) by the name for large files. On our machines there is one size of files, so it does what `fcntl` does.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _barrier = Barrier;

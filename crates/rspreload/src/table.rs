@@ -136,7 +136,7 @@ pub(crate) fn all() -> impl Iterator<Item = c_int> {
     below(c_int::MAX)
 }
 
-/// Those of them that are less than `end`.
+/// The descriptors less than `end` that stand for rsockets.
 pub(crate) fn below(end: c_int) -> impl Iterator<Item = c_int> {
     (0..end.min(HIGHEST.load(Ordering::Acquire) + 1)).filter(|fd| find(*fd).is_some())
 }

@@ -145,7 +145,7 @@ unsafe extern "C-unwind" fn sendfile(
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// The same: there is one size of files.
+/// sendfile(2) by the name for large files. On our machines there is one size of files, so it does what `sendfile` does.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn sendfile64(
     to: c_int,

@@ -21,7 +21,7 @@ pub(super) struct Peer {
     met: u64,
 }
 
-/// See the module.
+/// The peers that a datagram socket knows, by their addresses: [`MAX_PEERS`] at most. It forgets those met longest ago.
 #[derive(Default)]
 pub(super) struct Peers {
     known: HashMap<SocketAddr, Peer>,

@@ -27,7 +27,7 @@ type Making = (Arc<Identifier>, StreamLink);
 /// What takes connections in for a socket that listens.
 pub(super) struct Listener {
     channel: Arc<EventChannel>,
-    /// Those of the socket now: a connection has the sizes that are set when it is asked for.
+    /// The options of the listening socket now. A connection has the sizes that are set when the peer asks for it.
     options: Mutex<Options>,
     /// Connections that stand and that nobody has accepted; None when no more will come.
     ready: EventQueue<Option<Making>>,
