@@ -373,7 +373,7 @@ const fn size_of_tcp_info() -> usize {
 
 /// A path as struct ibv_path_data has it.
 fn path_data(path: &adverb_core::cm::PathRecord) -> Vec<u8> {
-    /// A flag of the fields MTU, rate and life time: the value is exact, and no bound.
+    /// The selector in the fields MTU, rate and life time: exactly this value, and not at least or at most.
     const EXACTLY: u8 = 2 << 6;
     let mut out = vec![0; PATH_LENGTH];
     // Behind the flags comes the record of InfiniBand's subnet administration.

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-/// See the module.
+/// A doorbell between two processes. A child of fork closes its copy of the descriptor.
 pub struct Bell {
     // Before the descriptor is closed, and given to somebody else.
     _noted: ForkClosedFd,

@@ -289,7 +289,7 @@ impl Direct {
         }
     }
 
-    /// The same in memory that the other program shares by itself, if it is there still.
+    /// Carries out a slice of a request in memory that the other program shares by itself, if it is there still. Returns the bytes that are done by now.
     fn try_common(
         &mut self,
         reader: &mut Reader,
@@ -331,7 +331,7 @@ impl Direct {
         }
     }
 
-    /// The same by the kernel.
+    /// Has the kernel carry out a slice of a request. Returns the bytes that are done by now.
     fn try_kernel(
         &mut self,
         reader: &mut Reader,

@@ -19,7 +19,8 @@ const LATE: Duration = Duration::from_micros(30);
 /// After so many posts of who computes it is tried anew how fast the poster is, and the other thread.
 const RETRY: u32 = 64;
 
-/// See the module. A mistake costs time alone, so that its words need no order among each other. Thread-safe.
+/// What a program does once it has posted a long operation, and what another thread costs that carries it out. A mistake costs time alone, so the words
+/// need no order among each other. Thread-safe.
 pub(crate) struct Habit {
     /// A long operation is being posted.
     posting: AtomicBool,

@@ -12,7 +12,7 @@ use adverb_core::seqpacket::{Connection, Descriptors};
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 
-/// See the module. Thread-safe.
+/// What a transport has in common with other processes of this host: handshakes, channels, and memory that is shared. Thread-safe.
 pub struct Hub<S: Side> {
     /// Which processes this one has met.
     pub handshakes: Handshakes<S>,

@@ -52,7 +52,7 @@ impl MappingState {
         self.uses.store(0, Ordering::Relaxed);
     }
 
-    /// They have been mapped, or cannot be.
+    /// The region's bytes have been mapped, or cannot be (none).
     pub(crate) fn set(&self, common: Option<Arc<Common>>) {
         self.is_used.store(true, Ordering::Relaxed);
         *lock(&self.common) = common;

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-/// See the module.
+/// What the last records of a channel were for, by number: at most eight entries, so that for most records no table is searched.
 pub struct LookupCache<E> {
     /// How often the table had changed.
     changes: u64,

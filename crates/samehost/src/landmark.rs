@@ -15,7 +15,7 @@ pub struct Landmark {
 }
 
 impl Landmark {
-    /// Those of this process.
+    /// The landmark of this process.
     pub(crate) fn own() -> Self {
         let probe = Probe::of_process();
         Self { mark: (probe.address(), probe.mark), gate: process::gate() }

@@ -1,4 +1,4 @@
-//! The same host: how processes of one user reach each other's memory without the other's help.
+//! Within one host: how processes of one user reach each other's memory without the other's help.
 //!
 //! Two processes meet once ([`Handshakes`]), and agree on memory that both have, and on a channel of the transport's; the [`Hub`] has all of that. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
 //! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]; short ones as they are posted, [`at_once`]): in pages

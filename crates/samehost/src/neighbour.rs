@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// The other process knows our table.
 const TABLE: u8 = 1;
-/// And the descriptor of what it can map.
+/// The other process has the descriptor of the memory of ours that it can map.
 const MEMORY: u8 = 2;
 
 /// How a transport is acquainted with another process: how that is told of our memory.
@@ -46,7 +46,7 @@ pub enum Life {
     Distrusted,
     /// It has gone, or is to be nothing to us.
     Ended,
-    /// That was some time ago: it answers nothing any more.
+    /// It ended some time ago: it answers nothing any more.
     Dead,
 }
 
@@ -185,7 +185,7 @@ impl Neighbour {
         Ok(())
     }
 
-    /// The same, by a message that has come.
+    /// The other process has said, by a message that has come, where its memory is.
     pub fn told(&self, descriptors: Descriptors, of: Landmark) {
         let mut descriptors = descriptors.into_iter();
         let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// See the module.
+/// The parts of a channel between two processes, or between a process and itself.
 pub struct Parts {
     /// The other process, or this one.
     pub process: libc::pid_t,
@@ -31,7 +31,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Those of a channel to the process at the other end of a connection.
+    /// The parts of a channel to the process at the other end of a connection.
     pub(crate) fn new(
         connection: Arc<Connection>,
         segment: Segment,

@@ -25,7 +25,7 @@ pub struct Reach {
     pub(crate) table: Arc<Foreign>,
     // A child of fork is not to keep another process's memory.
     _noted: Option<ForkClosedFd>,
-    /// That memory as the kernel copies to and from it, where it does.
+    /// The process as the kernel copies to and from its memory. None where the kernel does not.
     pub(crate) process: Option<Process>,
     /// What can be mapped, once that has been told.
     memory: OnceLock<(ForkClosedFd, OwnedFd)>,
@@ -116,7 +116,7 @@ impl Region {
         Some((self.view.as_ref()?, at as usize))
     }
 
-    /// The same for the bytes of a request, if the region permits this.
+    /// The mapping, and where in it the bytes of a request begin, if the region has them and gives the right `right`.
     #[inline]
     pub(crate) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
         self.opened.access.contains(right).then(|| self.inside(work.remote_address, work.length)).flatten()

@@ -50,7 +50,7 @@ const MOST_WAITING: usize = 4096;
 const MOST_FORESEEN: usize = 64;
 const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 
-/// See the module. Thread-safe.
+/// The keys and queue pairs of this process that processes of this host may use by themselves, and requests for more. Thread-safe.
 #[derive(Default)]
 pub struct Sharing {
     table: OnceLock<Option<Arc<SharedTable>>>,
@@ -161,7 +161,7 @@ pub struct Terms {
 }
 
 impl Sharing {
-    /// That of this process: all transports have one, because a process has one table of keys. A child of fork has another one.
+    /// The [`Sharing`] of this process. All transports have the same one, because a process has one table of keys. A child of fork has another one.
     pub fn of_process() -> Arc<Self> {
         static OWN: AtomicPtr<(ForkGeneration, Arc<Sharing>)> = AtomicPtr::new(std::ptr::null_mut());
         let known = OWN.load(Ordering::Acquire);

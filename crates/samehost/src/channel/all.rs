@@ -34,7 +34,7 @@ impl<T: Traffic> Channels<T> {
         self.version() > 0
     }
 
-    /// Those that there are.
+    /// The channels that the transport has now.
     pub fn all(&self) -> List<T> {
         self.list.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -50,7 +50,7 @@ impl<T: Traffic> Channels<T> {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// They do not any more.
+    /// Takes a channel out of the list: polls do not look at it any more.
     pub fn leave(&self, channel: &Channel<T>) {
         let other = |known: &Arc<Channel<T>>| !std::ptr::eq(&**known, channel);
         Arc::make_mut(&mut self.list.write().unwrap_or_else(|e| e.into_inner())).retain(other);

@@ -72,11 +72,12 @@ pub trait Traffic: Send + Sync + Sized + 'static {
         incoming: &mut Self::Incoming,
         lane: usize,
     ) -> Intake;
-    /// The same turn ends, and the other process knows what has been taken out.
+    /// Ends the turn of [`take_in`](Traffic::take_in), under the receiving lock. The other process knows what has been taken out.
     fn settle(&self, incoming: &mut Self::Incoming) -> Self::Rest;
-    /// What that has left.
+    /// Does the work that [`settle`](Traffic::settle) has left.
     fn finish(&self, rest: Self::Rest);
-    /// As [`finish`](Traffic::finish), in a thread that has a lock of this sender's: another thread does what others need, soon. This thread looks after the sender itself.
+    /// Does the work that [`settle`](Traffic::settle) has left, in a thread that holds a lock of this sender. What other senders need, another thread does
+    /// soon. This thread looks after its own sender itself.
     fn put_off(&self, rest: Self::Rest, _: &Self::Sender) {
         self.finish(rest);
     }
@@ -91,9 +92,11 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()>;
     /// The other process has gone, or broke the rules (`is_distrusted`). What it has sent before is taken in.
     fn ended(channel: &Channel<Self>, is_distrusted: bool);
-    /// That was some time ago: nothing more is known of its memory, and what it has not answered fails. With the lock of `incoming`.
+    /// Forgets the other process, some time after its end: nothing more is known of its memory, and requests that it has not answered fail. Called with the
+    /// lock of `incoming`.
     fn forget(&self, incoming: &mut Self::Incoming);
-    /// The same, without.
+    /// Has the requests fail that the other process has not answered, some time after its end. Called without the lock of `incoming`, after
+    /// [`forget`](Traffic::forget).
     fn failed(channel: &Channel<Self>);
 }
 
@@ -110,8 +113,10 @@ pub struct Intake {
     pub held: bool,
 }
 
-/// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
-/// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`Busy`](adverb_core::busy::Busy)).
+/// A channel: records of a transport between two processes of one host, in both directions. Its locks are held while records are copied.
+///
+/// No thread that posts or polls waits for the receiving lock, under which payload is fetched, from a map or by the kernel. Nor does it wait, while the
+/// kernel copies, for the lock of the queue pair that the payload is for ([`Busy`](adverb_core::busy::Busy)).
 pub struct Channel<T: Traffic> {
     this: Weak<Channel<T>>,
     traffic: T,
@@ -355,7 +360,7 @@ impl<T: Traffic> Channel<T> {
         self.receive_all_with(T::finish);
     }
 
-    /// The same in a thread that has a lock of this sender's ([`Traffic::put_off`]).
+    /// Takes in what has come before this call, as [`Channel::receive_all`], in a thread that holds a lock of this sender ([`Traffic::put_off`]).
     pub fn receive_all_within(&self, sender: &T::Sender) {
         self.receive_all_with(|traffic, rest| traffic.put_off(rest, sender));
     }

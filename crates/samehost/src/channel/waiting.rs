@@ -51,7 +51,8 @@ impl<T: Traffic> Channel<T> {
         waits
     }
 
-    /// The same for a sender that does not wait for long: then the channel is [stuck](Self::is_stuck), and all are told.
+    /// A sender waits for room, but not for long: after `ROOM_TIMEOUT` the channel is [stuck](Self::is_stuck), and all that wait are told. False: there is
+    /// room now, and the sender does not wait.
     pub fn wait_briefly(&self, sender: &T::Sender) -> bool {
         let waits = self.wait(sender);
         if waits && !self.is_timed.swap(true, Ordering::SeqCst) {
@@ -77,7 +78,7 @@ impl<T: Traffic> Channel<T> {
         self.traffic.engine().is_ok_and(|engine| engine.reactor.set_timer(LOOK, Arc::new(Look(this))).is_ok())
     }
 
-    /// Those who waited go on, if there is room. `told`: the other side has rung, as it was asked to.
+    /// Tells the senders that wait, if there is room. `told`: the other side has rung, as it was asked to.
     pub(super) fn wake(&self, told: bool) {
         {
             let held = if told { Some(self.tx.lock()) } else { self.tx.try_lock() };

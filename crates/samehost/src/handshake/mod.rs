@@ -85,9 +85,9 @@ enum Verdict<C> {
         /// We have made an offer, and not only got one.
         offered: bool,
     },
-    /// They do.
+    /// Connections with this process go by a channel.
     Channel(Arc<C>),
-    /// They do not. When the process began, as far as the system says: another one may get its number.
+    /// Connections with this process go by the network. The number says when the process began, as far as the system says: another one may get its number.
     Network(Option<u64>),
 }
 
