@@ -17,7 +17,7 @@ pub(crate) enum Returns {
     MinusOne,
     /// A count, or a negative error number.
     Count,
-    /// The same, of the width of a pointer.
+    /// A count as wide as a pointer, or a negative error number.
     WideCount,
     /// 0 with a completion, `ENOENT` without one, or an error number.
     Poll,

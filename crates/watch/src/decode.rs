@@ -47,7 +47,7 @@ pub(crate) enum Form {
     Hex,
     /// Of 64 bits, hexadecimal.
     Address,
-    /// The same in network order, with the digits of `ibv_devices`.
+    /// A GUID: 64 bits in network order, hexadecimal, with as many digits as in `ibv_devices`.
     Guid,
     /// A pointer that is not followed.
     Pointer,

@@ -68,7 +68,7 @@ struct RuleCounter {
     rule: Rule,
     count: AtomicU64,
     struck: AtomicU64,
-    /// Those that the log may have lines of.
+    /// Events of the rule for which a line of the log was due. At most [`MOST_LINES`] of them have one.
     told: AtomicU64,
     flows: Mutex<Flows>,
     /// Whether it has begun, and whether it has ended, at its times.
@@ -187,7 +187,7 @@ impl Faults {
         self.strikes_at(place, 0)
     }
 
-    /// The same at a time, which is looked up if it is 0.
+    /// Counts for a rule at the time `now`, and says which number it is if it is to strike. A time of 0 is looked up.
     fn strikes_at(&self, place: usize, now: u64) -> Option<u64> {
         let counted = &self.rules[place];
         let count = counted.count.fetch_add(1, Ordering::Relaxed) + 1;

@@ -106,7 +106,7 @@ impl Output {
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
-    /// As [`Output::lock`], but gives up: the thread that has it may wait for the reader of a pipe.
+    /// Takes the lock, and says whether it could. It gives up after a second: the thread that has the lock may wait for the reader of a pipe.
     fn lock_soon(&self) -> bool {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a time in a live local, and a mutex that is initialized.

@@ -129,7 +129,8 @@ impl Requests {
         })
     }
 
-    /// The same as [`Requests::complete`]. After an error the operation says nothing, so both kinds of queues are looked at.
+    /// Finds the request that a completion reports, and does what [`Requests::complete`] does. After an error the completion does not name the operation, so
+    /// both kinds of queues are looked at.
     pub(crate) fn find(
         &mut self,
         completion: &PolledCompletion,

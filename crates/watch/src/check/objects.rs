@@ -66,7 +66,7 @@ pub(super) struct Objects {
     live: Map<usize, Object>,
     gone: Map<usize, DestroyedObject>,
     order: VecDeque<(usize, u64)>,
-    /// Those of the process that forked this one.
+    /// Objects of the process that forked this one, as they lived then.
     inherited: Map<usize, Object>,
     failed: HashMap<Thing, FailedCreation>,
     last: u64,

@@ -222,7 +222,7 @@ impl Profile {
         self.kind == Kind::NotOnStrict
     }
 
-    /// That something is not there.
+    /// The text of a finding: adapters of this profile lack something.
     fn lacks(&self, what: impl std::fmt::Display) -> String {
         let owner =
             if self.is_strict() { "some adapters lack".to_owned() } else { format!("{} lacks", self.name) };

@@ -82,7 +82,7 @@ impl Site {
         walk().site
     }
 
-    /// The same, for a call that the thread makes again and again. Its number goes with the way through this library.
+    /// The place that the calling thread has come from, for a call that it makes again and again. The number `call` stands for one way through this library.
     #[inline(never)]
     pub(super) fn of_call(call: usize) -> Self {
         let mark = 0_usize;

@@ -117,7 +117,7 @@ pub(super) unsafe fn name_of<'a>(device: *const ibv_device) -> Option<&'a str> {
     unsafe { CStr::from_ptr(device.as_ref()?.name.as_ptr()).to_str().ok() }
 }
 
-/// Those queue pairs of the process that rules name by their place.
+/// The queue pairs of the process that rules name by their place.
 #[derive(Default)]
 pub(super) struct Pairs {
     wanted: Vec<u64>,

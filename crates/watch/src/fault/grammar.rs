@@ -270,7 +270,7 @@ fn rule(text: &str) -> Result<Rule, Wrong> {
 struct Options<'a> {
     /// Each with its name and its value.
     left: Vec<(Part<'a>, &'a str, Part<'a>)>,
-    /// Those that there are, for a person.
+    /// The options that the fault has, as a person writes them: `qp=N`.
     known: Vec<&'static str>,
     of: Scope,
 }

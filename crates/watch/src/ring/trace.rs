@@ -118,7 +118,7 @@ impl RingTrace {
         Ok(Self { ring, chosen })
     }
 
-    /// As of the trace in lines.
+    /// A call begins: the word that is handed to [`Trace::ended`], 0 if it is not shown.
     ///
     /// # Safety
     /// The arguments are right for the call.
@@ -403,7 +403,7 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
     true
 }
 
-/// The same of receives.
+/// Copies the requests of an `ibv_post_recv` or `ibv_post_srq_recv`. False if they are written in another way.
 ///
 /// # Safety
 /// The arguments are right for the call.

@@ -159,7 +159,7 @@ impl Elements {
         Some(self.all[first..].iter().map(|sge| u64::from(sge.length)).sum())
     }
 
-    /// Those of a request, which has so many.
+    /// The elements of a request that has `count` of them.
     fn of(&self, request: usize, count: i32) -> *mut ibv_sge {
         if count == 0 { std::ptr::null_mut() } else { self.all[self.firsts[request]..].as_ptr().cast_mut() }
     }
