@@ -1,8 +1,10 @@
-//! Names that say too little: types called by a participle alone, limits called PATIENCE, and public types of one layer that share a name.
+//! Names that say too little: types called by a participle alone, limits called PATIENCE, and public types of one layer that share a name. Doc comments
+//! that say nothing by themselves.
 //!
 //! docs/style.md has the rules for readers. The layers are those of ARCHITECTURE.md, as `cargo xtask layers` reads them.
 
 mod allowed;
+mod comments;
 mod definitions;
 mod words;
 
@@ -12,7 +14,7 @@ use definitions::{Definition, Kind};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Folders with code.
 const FOLDERS: [&str; 4] = ["benches", "crates", "fuzz", "tests"];
@@ -37,11 +39,13 @@ struct Place {
 /// # Errors
 /// The table of layers, or a file, cannot be read.
 pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
-    let places = places(root)?;
+    let files = files(root)?;
+    let places = places(root, &files)?;
     let checks = [
         ("no_type_is_a_lone_participle", participles(&places, PARTICIPLES)),
         ("every_limit_says_its_subject", mute(&places, CONSTANTS)),
         ("public_types_of_a_layer_have_names_of_their_own", namesakes(&places, NAMESAKES)),
+        ("every_doc_comment_stands_alone", leaning(&files)),
     ];
     let mut text = String::new();
     let mut failed = 0;
@@ -58,22 +62,43 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
     Ok((text, failed == 0))
 }
 
-/// All definitions of the repository.
-fn places(root: &Path) -> Result<Vec<Place>, String> {
-    let layers = layers::rows_of_files(root)?;
-    let mut files = Vec::new();
+/// All files of the repository with code, by their names from its top, and what is in them.
+fn files(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
+    let mut names = Vec::new();
     for folder in FOLDERS {
-        layers::walk(root, Path::new(folder), &mut files).map_err(|error| format!("{folder}: {error}"))?;
+        layers::walk(root, Path::new(folder), &mut names).map_err(|error| format!("{folder}: {error}"))?;
     }
+    let read = |name: PathBuf| {
+        let text =
+            fs::read_to_string(root.join(&name)).map_err(|error| format!("{}: {error}", name.display()))?;
+        Ok((name, text))
+    };
+    names.into_iter().map(read).collect()
+}
+
+/// All definitions of the repository.
+fn places(root: &Path, files: &[(PathBuf, String)]) -> Result<Vec<Place>, String> {
+    let layers = layers::rows_of_files(root)?;
     let mut places = Vec::new();
-    for file in files {
+    for (file, text) in files {
         let name = file.display().to_string();
-        let text = fs::read_to_string(root.join(&file)).map_err(|error| format!("{name}: {error}"))?;
-        for definition in definitions::of(&text).map_err(|error| format!("{name}: {error}"))? {
-            places.push(Place { file: name.clone(), layer: layers.get(&file).cloned(), definition });
+        for definition in definitions::of(text).map_err(|error| format!("{name}: {error}"))? {
+            places.push(Place { file: name.clone(), layer: layers.get(file).cloned(), definition });
         }
     }
     Ok(places)
+}
+
+/// A line for each doc comment that leans on another one.
+fn leaning(files: &[(PathBuf, String)]) -> Vec<String> {
+    let of_file = |(file, text): &(PathBuf, String)| {
+        let all = comments::leaning(text).into_iter();
+        let says = all.map(|(line, words)| {
+            format!("{}:{line}: the doc comment begins with {words:?}: say what the item is", file.display())
+        });
+        says.collect::<Vec<_>>()
+    };
+    files.iter().flat_map(of_file).collect()
 }
 
 /// Types that are called by a participle alone, and exceptions for which there is none.

@@ -1,0 +1,53 @@
+//! Doc comments that lean on the comment before them. rustdoc shows each by itself.
+
+/// First words that mean nothing without another comment.
+const LEANING: [&str; 13] = [
+    "The same",
+    "Of the same",
+    "As of",
+    "As [",
+    "How.",
+    "See the module",
+    "They ",
+    "Those ",
+    "That ",
+    "Their ",
+    "And ",
+    "Such ",
+    "Likewise",
+];
+
+/// The text of a line of a doc comment.
+fn doc(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let text = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+    if text.is_empty() { Some("") } else { text.strip_prefix(' ') }
+}
+
+/// The lines, from 1, in which a doc comment begins with such words; with these words.
+pub(super) fn leaning(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    let mut is_inside = false;
+    for (place, line) in text.lines().enumerate() {
+        let text = doc(line);
+        if let Some(text) = text.filter(|_| !is_inside) {
+            let words = LEANING.iter().find(|words| text.starts_with(**words));
+            found.extend(words.map(|words| (place + 1, words.trim_end())));
+        }
+        is_inside = text.is_some();
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_that_leans_on_another_is_found_at_its_beginning_alone() {
+        let text = "//! A module.\n\n/// A length, in bytes.\n/// The same as before.\nfn a() {}\n/// The same, of a peer.\nfn b() {}\n    /// Thatch.\n";
+        assert_eq!(leaning(text), [(6, "The same")]);
+        assert_eq!(leaning("    //! That of a peer.\n"), [(1, "That")]);
+        assert_eq!(leaning("// The same.\nlet a = \"/// The same\";\n"), []);
+    }
+}
