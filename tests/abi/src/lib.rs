@@ -33,7 +33,7 @@ pub fn compile(folder: &Folder, name: &str, source: &str) -> Result<PathBuf, Str
     compile_with(folder, name, source, &[])
 }
 
-/// The same, with options for the compiler.
+/// Compiles a C program as [`compile`] does, with further options for the compiler.
 pub fn compile_with(folder: &Folder, name: &str, source: &str, options: &[&str]) -> Result<PathBuf, String> {
     let (file, program) = (folder.path().join(format!("{name}.c")), folder.path().join(name));
     std::fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;
