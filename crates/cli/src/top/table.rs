@@ -34,8 +34,9 @@ impl Choice {
     pub(super) fn nothing(&self, uses: &[Use]) -> String {
         match uses.len() {
             0 => "no program of this user is using a device now".to_owned(),
-            1 => format!("1 process uses a device now, and {:?} is not in its rows", self.filter),
-            count => format!("{count} processes use devices now, and {:?} is not in their rows", self.filter),
+            // Without the text of the filter: scripts look for that in the rows.
+            1 => "1 process uses a device now, and the filter leaves none of its rows".to_owned(),
+            count => format!("{count} processes use devices now, and the filter leaves none of their rows"),
         }
     }
 }

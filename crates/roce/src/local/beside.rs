@@ -60,8 +60,11 @@ impl Beside {
 
     /// Wakes the processes at the other ends, for what went without the lane.
     pub(crate) fn ring(&self) {
-        let to_ring = std::mem::take(&mut *lock(&self.to_ring));
-        to_ring.iter().for_each(|channel| channel.ring());
+        // One at a time, without the lock: the list keeps its memory, and a post allocates none.
+        let next = || lock(&self.to_ring).pop();
+        while let Some(channel) = next() {
+            channel.ring();
+        }
     }
 
     /// Others take turns at long operations.
