@@ -261,7 +261,7 @@ impl Socket {
             all.msg_hdr.msg_controllen = message.control.used;
             head.write(all);
         }
-        let before = if watch::packets() { clock::device() } else { 0 };
+        let before = watch::packets().then(clock::device);
         // SAFETY: as many headers as there are trains are written; each names live locals and bytes of `bytes`.
         let sent = unsafe {
             libc::syscall(
@@ -276,7 +276,7 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let sent = sent as usize;
-        if before != 0 {
+        if let Some(before) = before {
             trains[..sent].iter().for_each(|train| self.show(before, bytes, train));
         }
         Ok(sent)

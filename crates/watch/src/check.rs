@@ -107,7 +107,7 @@ struct CallState {
     from: Option<PairState>,
     /// Of a completion queue that is armed.
     before: Option<waits::Before>,
-    /// Its failure, or that of a completion, is a fault that the run wants: it says nothing of the program.
+    /// `--fault` has made the call or one of its completions fail. Such a failure is no mistake of the program.
     is_injected: bool,
 }
 
@@ -119,9 +119,9 @@ impl CallState {
         Self { site, serial: 0, managed, posting, has_peer_here, built, from, before, is_injected }
     }
 
-    /// One of which the calling thread may have the memory from a call before.
+    /// A new state. The calling thread uses the memory of its last call again.
     fn of_thread(site: Site) -> Box<Self> {
-        match BEGUN.try_with(Cell::take).ok().flatten() {
+        match SPARE_STATE.try_with(Cell::take).ok().flatten() {
             Some(mut begun) => {
                 *begun = Self::new(site);
                 begun
@@ -130,10 +130,10 @@ impl CallState {
         }
     }
 
-    /// Its memory is the calling thread's, for the next call.
+    /// Keeps the memory for the next call of this thread.
     fn keep(self: Box<Self>) {
-        // Of a thread that ends, it goes.
-        let _ = BEGUN.try_with(|kept| kept.set(Some(self)));
+        // A thread that ends keeps no memory.
+        let _ = SPARE_STATE.try_with(|kept| kept.set(Some(self)));
     }
 
     fn caller(&self, call: &'static Call) -> Caller {
@@ -142,7 +142,7 @@ impl CallState {
 }
 
 thread_local! {
-    static BEGUN: Cell<Option<Box<CallState>>> = const { Cell::new(None) };
+    static SPARE_STATE: Cell<Option<Box<CallState>>> = const { Cell::new(None) };
 }
 
 static CHECK: OnceLock<&'static Check> = OnceLock::new();
@@ -151,7 +151,7 @@ static CHECK: OnceLock<&'static Check> = OnceLock::new();
 static STATUS: AtomicI32 = AtomicI32::new(RUNNING);
 const RUNNING: i32 = i32::MIN;
 /// So long the end of the process waits for a finding that is being shown.
-const PATIENCE_MS: u32 = 10_000;
+const EMIT_TIMEOUT_MS: u32 = 10_000;
 
 unsafe extern "C" {
     /// on_exit(3).
@@ -368,7 +368,7 @@ impl Check {
         }
     }
 
-    /// A call has ended, and has answered so. True beside the answer: a completion that it hands out is a fault.
+    /// A call has ended. Beside its answer stands whether `--fault` has changed a completion that the call hands out.
     ///
     /// # Safety
     /// The arguments are right for the call; `word` is that of [`Check::begins`].
@@ -436,7 +436,7 @@ impl Check {
         let _whole = CancellationGuard::new();
         let Some(_inside) = Inside::enter() else { return };
         let status = STATUS.load(Ordering::Relaxed);
-        let failed = ![0, RUNNING].contains(&status);
+        let failed = (![0, RUNNING].contains(&status)).then_some(status);
         if self.with(|state| state.ended || !state.has_calls) {
             return;
         }
@@ -446,17 +446,16 @@ impl Check {
             let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(0));
             findings.extend(state.overruns());
-            state.found.fails_with = failed.then_some(status);
             // A handler of a signal may end the program in the middle of its work.
             if !lock::has_missed() && !state.waits.has_endings() {
-                findings.extend(if failed { Vec::new() } else { state.flight.left() });
-                findings.extend(state.objects.left(None, failed));
+                findings.extend(if failed.is_some() { Vec::new() } else { state.flight.left() });
+                findings.extend(state.objects.left(None, failed.is_some()));
             }
             findings
         });
         self.emit("", findings);
         // Another thread may be looking for names.
-        for _ in 0..PATIENCE_MS {
+        for _ in 0..EMIT_TIMEOUT_MS {
             if self.with(|state| state.emitting) == 0 {
                 break;
             }
@@ -466,7 +465,7 @@ impl Check {
             state.ended = true;
             std::mem::take(&mut state.found)
         });
-        self.report.end(&found);
+        self.report.end(&found, failed);
     }
 }
 

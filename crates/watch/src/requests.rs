@@ -248,25 +248,34 @@ mod tests {
         assert_eq!(done(&mut requests, 7, true, 3, false), (None, vec![]));
     }
 
+    /// A packet with a whole message, which takes a receive.
+    fn send(
+        direction: Direction,
+        source: Option<u32>,
+        pair: u32,
+        (flow, number): (Flow, u64),
+    ) -> TransportEvent {
+        TransportEvent::Packet(Packet {
+            direction,
+            peer: [127, 0, 0, 1].into(),
+            kind: Kind::Send,
+            begins: true,
+            ends: true,
+            takes_receive: true,
+            source,
+            queue_pair: Some(pair),
+            flow,
+            number,
+            answers: Answers::Nothing,
+            length: 8,
+            is_within: false,
+        })
+    }
+
     #[test]
     fn packets_belong_to_requests_by_their_place_and_to_receives_by_their_order() {
-        let packet = |direction, number, source| {
-            TransportEvent::Packet(Packet {
-                direction,
-                peer: [127, 0, 0, 1].into(),
-                kind: Kind::Send,
-                begins: true,
-                ends: true,
-                takes_receive: true,
-                source,
-                queue_pair: Some(0x22),
-                flow: Flow::Pair(0x22),
-                number,
-                answers: Answers::Nothing,
-                length: 8,
-                is_within: true,
-            })
-        };
+        let flow = Flow::Pair(0x22);
+        let packet = |direction, number, source| send(direction, source, 0x22, (flow, number));
         let mut requests = Requests::default();
         let numbers: Vec<_> =
             (40..43).map(|place| requests.post(Queue::Sends(7), 1, true, "", Some(place))).collect();
@@ -298,23 +307,7 @@ mod tests {
     fn segments_belong_to_requests_by_their_offset_and_to_receives_by_their_order() {
         let address = |port| ([127, 0, 0, 1], port).into();
         let stream = Stream { from: address(1), to: address(2) };
-        let packet = |direction, flow, number| {
-            TransportEvent::Packet(Packet {
-                direction,
-                peer: [127, 0, 0, 1].into(),
-                kind: Kind::Send,
-                begins: true,
-                ends: true,
-                takes_receive: true,
-                source: None,
-                queue_pair: Some(7),
-                flow,
-                number,
-                answers: Answers::Nothing,
-                length: 8,
-                is_within: false,
-            })
-        };
+        let packet = |direction, flow, number| send(direction, None, 7, (flow, number));
         let mut requests = Requests::default();
         let mut begin = |place, flow| {
             let number = requests.post(Queue::Sends(7), 1, true, "", Some(place));

@@ -98,7 +98,7 @@ fn is_gone() -> bool {
 struct Sampler {
     wanted: Sender<()>,
     taken: Receiver<Sample>,
-    /// The thread looks.
+    /// The thread is looking at the processes.
     under_way: bool,
 }
 
@@ -109,20 +109,20 @@ impl Sampler {
     fn begin(mut looker: Looker) -> io::Result<Self> {
         let (wanted, wishes) = mpsc::channel();
         let (samples, taken) = mpsc::channel();
-        std::thread::Builder::new().name("looks".into()).spawn(move || {
+        std::thread::Builder::new().name("sampler".into()).spawn(move || {
             while wishes.recv().is_ok() && samples.send(Sample::take(&mut looker)).is_ok() {}
         })?;
         Ok(Self { wanted, taken, under_way: false })
     }
 
-    /// Has the thread look, unless it does.
+    /// Asks the thread for a sample. The caller does so only while none is under way.
     fn want(&mut self) {
-        // Where the thread has ended, `take` says so.
+        // If the thread has ended, `take` says so.
         let _ = self.wanted.send(());
         self.under_way = true;
     }
 
-    /// What it has seen, once.
+    /// Takes the sample that the thread has made; none while it is under way.
     ///
     /// # Errors
     /// The thread has ended.
@@ -143,7 +143,7 @@ impl Sampler {
 fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice: Choice) -> io::Result<()> {
     let mut looker = Looker::default();
     let mut before = Sample::take(&mut looker);
-    let mut looks = Sampler::begin(looker)?;
+    let mut sampler = Sampler::begin(looker)?;
     let mut view = View { choice, mode: Mode::Looks, holds: false, first: 0, uses: uses(&before, &before) };
     let mut next = Instant::now() + interval;
     let mut is_new = true;
@@ -157,7 +157,7 @@ fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice
         }
         // Sleeps until a key comes or the next look is due.
         let rest = next.saturating_duration_since(Instant::now());
-        if event::poll(if looks.under_way { Sampler::PAUSE } else { rest })? {
+        if event::poll(if sampler.under_way { Sampler::PAUSE } else { rest })? {
             match event::read()? {
                 Event::Key(key) if key.kind == KeyEventKind::Press && !view.take(key) => return Ok(()),
                 _ => {}
@@ -165,7 +165,7 @@ fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice
             is_new = true;
             continue;
         }
-        if let Some(now) = looks.take()? {
+        if let Some(now) = sampler.take()? {
             if !view.holds {
                 view.uses = uses(&before, &now);
                 before = now;
@@ -174,8 +174,8 @@ fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice
             is_new = true;
         } else if view.holds {
             next = Instant::now() + interval;
-        } else if !looks.under_way {
-            looks.want();
+        } else if !sampler.under_way {
+            sampler.want();
         }
     }
 }

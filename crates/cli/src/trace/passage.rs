@@ -236,6 +236,18 @@ mod tests {
         })
     }
 
+    /// The post of these receives.
+    fn receives(requests: &[u64]) -> Value {
+        let list = vec![json!({"sg_list": [{"length": 64}]}); requests.len()];
+        json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": requests, "arguments": {"qp": "0x22", "wr": list}})
+    }
+
+    /// A poll that finds these receives.
+    fn polled(time: f64, duration: f64, requests: &[u64]) -> Value {
+        let list = vec![json!({"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}); requests.len()];
+        json!({"time": time, "duration": duration, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": requests, "arguments": {"wc": list}})
+    }
+
     #[test]
     fn a_message_is_followed_from_its_post_to_the_poll_of_its_receive() {
         let mut arrives = packet(0.6, 2, "in", "SEND", "last", "0x22", 0);
@@ -243,7 +255,7 @@ mod tests {
         let mut answered = packet(0.8, 1, "in", "ACK", "only", "0x11", 0);
         answered["acknowledged"] = json!(0);
         let found = trace(vec![
-            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7], "arguments": {"qp": "0x22", "wr": [{"sg_list": [{"length": 64}]}]}}),
+            receives(&[7]),
             post(0.2, "IBV_WR_SEND", 1, 5),
             json!({"time": 0.3, "pid": 1, "begun": "0x11", "place": 5, "to": "0x22", "psn": 0xff_ffff}),
             packet(0.4, 1, "out", "SEND", "first", "0x22", 0xff_ffff),
@@ -253,7 +265,7 @@ mod tests {
             packet(0.55, 2, "in", "SEND", "last", "0x22", 0xff_fff0),
             arrives,
             answered,
-            json!({"time": 0.7, "duration": 0.01, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [7], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}}),
+            polled(0.7, 0.01, &[7]),
         ]);
         let message = found.requests.iter().position(|one| !one.is_receive()).expect("a message");
         let one = &found.requests[message];
@@ -289,22 +301,21 @@ mod tests {
             packet
         };
         let begun = |time: f64, place: u64, psn: u64| json!({"time": time, "pid": 1, "begun": "0x11", "place": place, "to": "0x22", "psn": psn});
-        let polled = |time: f64, duration: f64, request: u64| json!({"time": time, "duration": duration, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [request], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}});
         let found = trace(vec![
-            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7, 8], "arguments": {"qp": "0x22", "wr": [{"sg_list": []}, {"sg_list": []}]}}),
+            receives(&[7, 8]),
             post(0.1, "IBV_WR_SEND", 1, 0),
             post(0.1, "IBV_WR_SEND", 2, 1),
             begun(0.2, 0, 5),
             packet(0.2, 1, "out", "SEND", "only", "0x22", 5),
             // It finds the message, which comes meanwhile.
-            polled(0.25, 0.1, 7),
+            polled(0.25, 0.1, &[7]),
             arrives(0.3, 5),
             packet(0.4, 1, "out", "SEND", "only", "0x22", 5),
             arrives(0.5, 5),
             begun(0.6, 1, 6),
             packet(0.6, 1, "out", "SEND", "only", "0x22", 6),
             arrives(0.7, 6),
-            polled(0.8, 0.1, 8),
+            polled(0.8, 0.1, &[8]),
         ]);
         let sends: Vec<_> = found.requests.iter().filter(|one| !one.is_receive()).collect();
         let said: Vec<_> = sends.iter().map(|one| (one.left, one.arrived)).collect();
@@ -333,7 +344,7 @@ mod tests {
         let mut came = beside(segment(1.2, 2, "in", ("SEND", "only"), 0));
         came["takes_receive"] = json!(1);
         let found = trace(vec![
-            json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": [7, 8], "arguments": {"qp": "0x22", "wr": [{"sg_list": []}, {"sg_list": []}]}}),
+            receives(&[7, 8]),
             post(0.1, "IBV_WR_RDMA_WRITE_WITH_IMM", 1, 5),
             post(0.2, "IBV_WR_RDMA_READ", 2, 6),
             post(0.3, "IBV_WR_SEND", 3, 7),
@@ -358,7 +369,7 @@ mod tests {
             beside(begins(1.0, 7, 0)),
             beside(segment(1.1, 1, "out", ("SEND", "only"), 0)),
             came,
-            json!({"time": 1.3, "duration": 0.01, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": [7, 8], "arguments": {"wc": [{"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}, {"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}]}}),
+            polled(1.3, 0.01, &[7, 8]),
         ]);
         let said: Vec<_> = found
             .requests

@@ -34,7 +34,7 @@ thread_local! {
 }
 
 impl Check {
-    /// Completions of a queue were handed out. `is_injected`: one of them is a fault, and errors are not the program's.
+    /// Completions of a queue were handed out. `is_injected`: `--fault` has changed one of them, so their errors are no mistakes of the program.
     ///
     /// # Safety
     /// The queue lives.

@@ -52,7 +52,7 @@ pub(super) fn checksum(keys: &Keys, domain: u32, elements: &[Sge]) -> Result<Opt
         .filter(|element| element.length > 0)
         .try_fold(true, |is_open, element| Ok(is_open && add(element)?));
     if large.is_some() {
-        // Of a thread that ends, it goes.
+        // A thread that ends keeps no memory.
         let _ = BYTES.try_with(|spare| spare.set(large));
     }
     all.map(|is_open| is_open.then(|| sum.value()))

@@ -55,6 +55,8 @@ pub(super) struct Profile {
     reads: u32,
     /// Each address has a GID of RoCE v1, and one of RoCE v2.
     has_old_gids: bool,
+    /// ibv_modify_qp takes an address vector. Where it does not, rdma_cm alone connects queue pairs.
+    takes_addresses: bool,
 }
 
 /// All of them, in the order of the list that users see.
@@ -94,6 +96,7 @@ const MLX5: Profile = Profile {
     shared_elements: 31,
     reads: 16,
     has_old_gids: true,
+    takes_addresses: true,
 };
 
 /// Linux, drivers/infiniband/hw/efa/efa_io_defs.h (`EFA_IO_TX_DESC_NUM_BUFS`, `_NUM_RDMA_BUFS`, `_INLINE_MAX_SIZE`) and efa_verbs.c
@@ -116,6 +119,7 @@ const EFA: Profile = Profile {
     shared_elements: 0,
     reads: u32::MAX,
     has_old_gids: false,
+    takes_addresses: true,
 };
 
 /// Linux, drivers/infiniband/sw/rxe/rxe_param.h (`enum rxe_device_param`), rxe_opcode.c (`rxe_wr_opcode_info`) and rxe_verbs.h; of Linux 6.1.
@@ -141,6 +145,7 @@ const RXE: Profile = Profile {
     shared_elements: 27,
     reads: 128,
     has_old_gids: false,
+    takes_addresses: true,
 };
 
 /// Linux, drivers/infiniband/sw/siw/siw.h (`SIW_MAX_*`, `IWARP_ACCESS_MASK`), include/uapi/rdma/siw-abi.h (`SIW_MAX_SGE`, `SIW_MAX_INLINE`);
@@ -163,6 +168,7 @@ const SIW: Profile = Profile {
     shared_elements: 6,
     reads: 128,
     has_old_gids: false,
+    takes_addresses: false,
 };
 
 /// The least of mlx5, rxe and siw in figures, and what the standards let every adapter of the transport do.
@@ -184,6 +190,7 @@ const STRICT: Profile = Profile {
     shared_elements: SIW.shared_elements,
     reads: MLX5.reads,
     has_old_gids: true,
+    takes_addresses: true,
 };
 
 /// A queue pair that a program creates.
@@ -290,8 +297,8 @@ impl Profile {
 
     /// Of a queue pair that the program itself leads to its peer, by an address.
     pub(super) fn connection(&self) -> Option<String> {
-        // siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
-        (self.name == "siw")
+        // Linux, siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
+        (!self.takes_addresses)
             .then(|| self.lacks("an address vector: there, rdma_cm alone connects queue pairs"))
     }
 

@@ -66,8 +66,6 @@ pub(super) struct Findings {
     counts: BTreeMap<Kind, u32>,
     /// There were more than are shown.
     has_more: bool,
-    /// The status of a program that has failed: nothing is said of objects and requests that it has left.
-    pub(super) fails_with: Option<i32>,
 }
 
 impl Findings {
@@ -99,8 +97,8 @@ impl Findings {
         self.counts.values().sum()
     }
 
-    /// The line at the end.
-    fn summary(&self) -> String {
+    /// The line at the end. `failed`: the status of a program that has failed. Nothing is said of objects and requests that such a program has left.
+    fn summary(&self, failed: Option<i32>) -> String {
         let names: Vec<_> = self
             .counts
             .iter()
@@ -111,7 +109,7 @@ impl Findings {
             )
             .collect();
         let mut more = if self.has_more { ", and more that are not shown" } else { "" }.to_owned();
-        if let Some(status) = self.fails_with {
+        if let Some(status) = failed {
             let _ = write!(
                 more,
                 "; the program ended with status {status}, so objects and requests that it left are no findings"
@@ -186,10 +184,10 @@ impl Report {
         true
     }
 
-    /// The line at the end.
-    pub(super) fn end(&self, found: &Findings) {
+    /// Writes the line at the end. `failed`: the status of a program that has failed.
+    pub(super) fn end(&self, found: &Findings, failed: Option<i32>) {
         let line = match self.format {
-            FindingFormat::Text => format!("adverb check: {}\n", found.summary()),
+            FindingFormat::Text => format!("adverb check: {}\n", found.summary(failed)),
             FindingFormat::Json => {
                 let mut names = String::new();
                 for (kind, count) in &found.counts {
@@ -200,7 +198,7 @@ impl Report {
                     "{{\"summary\":true,\"findings\":{},\"whole\":{},\"leaks_looked_for\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
                     found.total(),
                     !found.has_more,
-                    found.fails_with.is_none(),
+                    failed.is_none(),
                     std::process::id(),
                     quoted(&self.program)
                 )
@@ -352,16 +350,16 @@ mod tests {
     #[test]
     fn the_same_is_said_once_and_counted() {
         let mut found = Findings::default();
-        assert_eq!(found.summary(), "no findings");
+        assert_eq!(found.summary(None), "no findings");
         let site = Site::default();
         assert!(found.is_new(&finding(), site) && !found.is_new(&finding(), site));
         let other = Finding { object: 2, ..finding() };
         assert!(found.is_new(&other, site));
         found.count(Kind::WrongState);
-        assert_eq!(found.summary(), "1 finding (wrong-state)");
+        assert_eq!(found.summary(None), "1 finding (wrong-state)");
         found.count(Kind::WrongState);
         found.count(Kind::SlotReused);
-        assert_eq!(found.summary(), "3 findings (slot-reused, 2 wrong-state)");
+        assert_eq!(found.summary(None), "3 findings (slot-reused, 2 wrong-state)");
     }
 
     #[test]
@@ -371,9 +369,9 @@ mod tests {
             assert!(found.is_new(&Finding { object, ..finding() }, Site::default()));
         }
         assert!(!found.is_new(&Finding { object: 1, ..finding() }, Site::default()));
-        assert_eq!(found.summary(), "no findings");
+        assert_eq!(found.summary(None), "no findings");
         assert!(!found.is_new(&Finding { object: 1 << 40, ..finding() }, Site::default()));
-        assert_eq!(found.summary(), "no findings, and more that are not shown");
+        assert_eq!(found.summary(None), "no findings, and more that are not shown");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn take<T>(spare: &'static LocalKey<Spare<T>>) -> Vec<T> {
 pub(super) fn keep<T>(spare: &'static LocalKey<Spare<T>>, mut list: Vec<T>) {
     list.clear();
     if list.capacity() <= MOST {
-        // Of a thread that ends, it goes.
+        // A thread that ends keeps no memory.
         let _ = spare.try_with(|spare| spare.0.set(list));
     }
 }

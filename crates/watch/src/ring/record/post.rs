@@ -12,7 +12,7 @@ pub(crate) struct PostHead {
     pub(crate) start: u64,
     /// A queue pair's number, or the handle of a shared receive queue.
     pub(crate) queue: u32,
-    /// The address of the latter.
+    /// The address of a shared receive queue; 0 of a queue pair.
     pub(crate) address: u64,
     pub(crate) reports_all: bool,
     pub(crate) place: u64,
@@ -27,22 +27,24 @@ pub(crate) struct PostEnd {
     pub(crate) bad: u64,
 }
 
-/// Bits of a post.
+/// A bit of a post's record: the queue pair reports all requests.
 const REPORTS_ALL: u32 = 1;
-/// The address of the queue stands before the requests.
+/// A bit: the address of the queue stands before the requests.
 const HAS_ADDRESS: u32 = 2;
-/// Four words behind the requests say what a post has answered that did not take all of them, or that is a fault.
+/// A bit: four words stand behind the requests. They say what the post has answered: it did not take all requests, or is a fault.
 const HAS_END: u32 = 4;
-/// Above them, the number of requests.
+/// The number of requests stands in the bits from this one on.
 const COUNT: u32 = 8;
+/// Where the bits stand in a record.
 const BITS_AT: usize = 28;
+/// Where the duration of the call stands.
 const LASTED_AT: usize = 32;
 
 /// Writes the beginning of a post's record. [`end_post`] writes the rest.
 pub(crate) fn begin_post(words: &mut Words<'_>, head: &PostHead) {
     let bit = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
     let bits = bit(head.reports_all, REPORTS_ALL) | bit(head.address != 0, HAS_ADDRESS);
-    // The last one: how long it lasted.
+    // `end_post` writes the duration into the last word.
     words.word(head.start).word(head.place).pair(head.queue, bits).word(0);
     if head.address != 0 {
         words.word(head.address);
@@ -111,8 +113,10 @@ pub(crate) unsafe fn write_receive(words: &mut Words<'_>, wr: &ibv_recv_wr) -> b
     true
 }
 
+/// Writes the elements of a request.
+///
 /// # Safety
-/// The list has so many.
+/// The list has `count` elements.
 unsafe fn write_elements(words: &mut Words<'_>, list: *const ibv_sge, count: i32) {
     for index in 0..count as usize {
         // SAFETY: the caller's promise.
