@@ -55,6 +55,7 @@ impl<S: Side> Hub<S> {
     pub fn enter(&self, side: &Arc<S>, channel: &Arc<Channel<S::Traffic>>) {
         self.sharing.enter(NeighbourLink::this(&**channel));
         self.channels.enter(channel);
+        channel.begin();
         // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
         if channel.neighbour.life() >= Life::Ended {
             side.forget(channel);

@@ -40,7 +40,9 @@ pub trait NeighbourLink: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Life {
-    /// It is there.
+    /// It is there. Nobody here goes by its channel yet, so nothing is taken out.
+    Arriving,
+    /// It is there, and everybody who waited for its channel goes by it.
     Here,
     /// It has broken the rules: nothing that it says counts.
     Distrusted,
@@ -54,9 +56,10 @@ impl Life {
     #[inline]
     fn of(word: u8) -> Self {
         match word {
-            0 => Self::Here,
-            1 => Self::Distrusted,
-            2 => Self::Ended,
+            0 => Self::Arriving,
+            1 => Self::Here,
+            2 => Self::Distrusted,
+            3 => Self::Ended,
             _ => Self::Dead,
         }
     }
@@ -103,7 +106,7 @@ impl Neighbour {
             reach: Mutex::default(),
             told: AtomicU8::new(0),
             delays: AtomicU32::new(0),
-            life: AtomicU8::new(Life::Here as u8),
+            life: AtomicU8::new(Life::Arriving as u8),
         }
     }
 

@@ -345,9 +345,16 @@ impl<T: Traffic> Channel<T> {
     #[cold]
     pub fn break_off(&self) {
         self.is_distrusted.store(true, Ordering::SeqCst);
-        if self.neighbour.comes_to(Life::Distrusted) == Life::Here {
+        if self.neighbour.comes_to(Life::Distrusted) <= Life::Here {
             self.stir();
         }
+    }
+
+    /// Everybody who waited for the channel goes by it: from now on what comes is taken out. A thread of the program that sleeps in the background
+    /// thread's place may have been woken before; it has left everything there.
+    pub(crate) fn begin(&self) {
+        self.neighbour.comes_to(Life::Here);
+        self.stir();
     }
 
     /// Puts the background thread on guard: the program is about to sleep.
@@ -414,6 +421,8 @@ impl<T: Traffic> Channel<T> {
     fn rung(self: &Arc<Self>, leave: impl FnOnce() -> bool) {
         match self.neighbour.life() {
             Life::Here => {}
+            // `Channel::begin` looks.
+            Life::Arriving => return,
             Life::Distrusted => {
                 let process = self.neighbour.process();
                 log!(Warn, "process {process} has broken the rules of the memory shared with it");
@@ -507,5 +516,94 @@ impl<T: Traffic> reactor::Source for Channel<T> {
     /// Some time after the end of the other process.
     fn timeout(self: Arc<Self>) {
         self.fail();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_core::engine;
+    use adverb_core::error;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Takes records out, and counts them.
+    struct CountedRecords(AtomicUsize);
+
+    struct Nobody;
+
+    impl Sender for Nobody {
+        fn ring(&self) {}
+
+        fn this(&self) -> Arc<Self> {
+            Arc::new(Self)
+        }
+    }
+
+    impl Traffic for CountedRecords {
+        type Sender = Nobody;
+        type Outgoing = ();
+        type Incoming = ();
+        type Rest = ();
+        const LONGEST: usize = 64;
+
+        fn engine(&self) -> error::Result<&'static Engine> {
+            engine::engine()
+        }
+
+        fn counters(&self) -> &'static Counters {
+            static COUNTERS: OnceLock<Counters> = OnceLock::new();
+            COUNTERS.get_or_init(Counters::private)
+        }
+
+        fn take_in(channel: &Channel<Self>, consumer: &mut Consumer, (): &mut (), _: usize) -> Intake {
+            let mut intake = Intake::default();
+            while let Ok(Some(record)) = consumer.peek() {
+                record.consume();
+                channel.traffic.0.fetch_add(1, Ordering::SeqCst);
+                intake.worked = true;
+            }
+            intake
+        }
+
+        fn settle(&self, (): &mut ()) {}
+
+        fn finish(&self, (): ()) {}
+
+        fn tell(&self, _: &Connection, _: &[RawFd]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn ended(_: &Channel<Self>, _: bool) {}
+
+        fn forget(&self, (): &mut ()) {}
+
+        fn failed(_: &Channel<Self>) {}
+    }
+
+    #[test]
+    fn nothing_is_taken_out_before_those_who_wait_go_by_the_channel() {
+        engine::install(&[adverb_core::null::FACTORY]);
+        let parts = Parts::to_oneself().unwrap();
+        let channel =
+            Channel::new(CountedRecords(AtomicUsize::new(0)), ((), Box::new(())), *parts, false).unwrap();
+        let taken = || channel.traffic.0.load(Ordering::SeqCst);
+        let put = || {
+            let mut tx = channel.tx.lock();
+            let mut slot = tx.producer.reserve(8).unwrap();
+            slot.write_at(0, &[7; 8]);
+            slot.publish();
+        };
+        put();
+        // A thread of the program that sleeps in the background thread's place is woken: the descriptor is new, and the other side has rung.
+        reactor::Source::attended(channel.clone(), Readiness::default());
+        assert_eq!(taken(), 0, "the record is for somebody who does not know the channel yet");
+        channel.begin();
+        put();
+        reactor::Source::attended(channel.clone(), Readiness::default());
+        // Either by this thread, or by the background thread, which may have the lock now.
+        while taken() < 2 {
+            std::thread::yield_now();
+        }
+        channel.end();
     }
 }
