@@ -75,3 +75,84 @@ fn a_connection_has_ended_when_its_queue_pair_has_failed_whether_or_not_the_peer
         Err(_) => assert!(in_role("client").status().unwrap().success()),
     }
 }
+
+/// The same program in the network namespace of the test, with a pipe to it and one from it.
+fn beside(test: &str, role: &str, port: u16) -> (Child, impl Iterator<Item = String>) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, format!("{role} {port}"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    (child, lines)
+}
+
+fn wait_for_word() {
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// The only process that repeats nothing is one that exits. Who holds port 4791 may exit at the same time, with the message in its socket: here it is
+/// stopped, so the message stays there.
+// IB-CM-47
+#[test]
+fn a_peer_learns_of_the_end_though_the_holder_of_the_port_says_nothing() {
+    const TEST: &str = "a_peer_learns_of_the_end_though_the_holder_of_the_port_says_nothing";
+    let role = std::env::var(ROLE).ok();
+    let role = role.as_deref().map(|role| role.split_once(' ').unwrap_or((role, "")));
+    match role {
+        None => {
+            for local in ["auto", "off"] {
+                let mut command = Command::new("unshare");
+                // SAFETY: no arguments.
+                if unsafe { libc::geteuid() } != 0 {
+                    command.args(["--user", "--map-root-user"]);
+                }
+                command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+                command.arg(std::env::current_exe().unwrap()).args(["--exact", TEST, "--nocapture"]);
+                command.env(ROLE, "main").env("ADVERB_LOCAL", local).env("ADVERB_DEVICE", "roce0");
+                assert!(command.env_remove("ADVERB_RECORD").status().unwrap().success(), "{local}");
+            }
+        }
+        Some(("main", _)) => {
+            let (holder, mut said) = beside(TEST, "holder", 0);
+            let mut holder = Server(holder);
+            said.find(|line| line.contains("holds")).unwrap();
+            let (context, listener) = listen();
+            let domain = context.protection_domain().unwrap();
+            let queue = context.completion_queue(16).unwrap();
+            let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+            let (client, mut said) = beside(TEST, "client", listener.local_address().port());
+            let mut client = Server(client);
+            let connection = listener.accept(SOON).unwrap().accept(pair, b"", SOON).unwrap();
+            said.find(|line| line.contains("connected")).unwrap();
+            // SAFETY: a signal to a child of ours that lives.
+            assert_eq!(unsafe { libc::kill(holder.0.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+            drop(client.0.stdin.take());
+            assert!(connection.wait_disconnected(SOON), "the client's end is not known");
+            assert!(client.0.wait().unwrap().success());
+            assert!(holder.0.try_wait().unwrap().is_none());
+        }
+        Some(("holder", _)) => {
+            let _listens = listen();
+            println!("\nholds the port");
+            wait_for_word();
+        }
+        Some((_, port)) => {
+            let context = context();
+            let domain = context.protection_domain().unwrap();
+            let queue = context.completion_queue(16).unwrap();
+            let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().unwrap()));
+            let connection = pair.connect(address, b"", SOON).unwrap();
+            println!("\nconnected");
+            wait_for_word();
+            drop(connection);
+            // At once: no thread comes to repeat anything.
+            std::process::exit(0);
+        }
+    }
+}
+
+fn listen() -> (Context, Listener) {
+    let context = context();
+    let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+    (context, listener)
+}

@@ -643,6 +643,8 @@ impl Manager {
         }
         let State { cm, links, askers, .. } = &mut *state;
         let Some(cm) = cm else { return };
+        // Those of connections that the program has dropped, whose peers have not answered yet.
+        cm.repeat_releases(now);
         for id in links.keys() {
             cm.destroy(*id, now);
         }

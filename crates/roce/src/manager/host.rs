@@ -35,23 +35,19 @@ impl ManagerHost for Net {
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
         // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own socket. It goes first.
         // PRACTICE-ORDER-1
-        if self.comes_back(peer, mad).is_some()
+        let comes_back = self.owner_here(peer, mad).filter(|_| self.gate.is_held());
+        if comes_back.is_some()
             && let Some(lane) = self.gate.lane()
         {
             lane.receive_all_but_management();
             self.strays.hand_over_all(self);
         }
-        self.send_at_exit(local, peer, mad);
+        self.send_beside(comes_back, local, peer, mad);
     }
 
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
-        // Faults of the wire are the network's: there is no way beside it then.
-        if wire::get().is_none() && self.hand_over_at_once(local, peer, mad) {
-            return;
-        }
-        if let Err(error) = self.gsi.send(&self.this(), local, peer, mad) {
-            log!(Warn, "a message to {peer} cannot be sent: {error}");
-        }
+        // Nobody repeats it: the holder of port 4791 may exit at the same time, with the message in its socket.
+        self.send_beside(self.owner_here(peer, mad), local, peer, mad);
     }
 
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16> {
@@ -77,20 +73,30 @@ impl ManagerHost for Net {
 }
 
 impl Net {
-    /// The block of queue pair numbers whose process a datagram is for, if it would arrive at this process itself, only to be handed over.
-    fn comes_back(&self, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> Option<u16> {
+    /// The block of queue pair numbers whose process a datagram is for, if it goes to port 4791 of this host and is for another process than this one.
+    fn owner_here(&self, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> Option<u16> {
         let Destination::Block(block) = route(mad) else { return None };
-        let comes_back = matches!(peer.port(), 0 | PORT)
-            && self.gate.is_held()
+        let is_here = matches!(peer.port(), 0 | PORT)
             && self.gids.all().iter().any(|gid| gid.bytes == gid_of(peer.ip()))
             && !self.block().is_ok_and(|own| own == block);
-        comes_back.then_some(block)
+        is_here.then_some(block)
     }
 
-    /// What comes back is handed over now: the process may end in the next instant, without an exit handler, and what it has refused or ended must
+    /// Sends a datagram from process to process to the owner of a block, if there is one, or else by the network.
+    fn send_beside(&self, owner: Option<u16>, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
+        // Faults of the wire are the network's: there is no way beside it then.
+        let owner = owner.filter(|_| wire::get().is_none());
+        if owner.is_some_and(|block| self.hand_over_at_once(block, local, peer, mad)) {
+            return;
+        }
+        if let Err(error) = self.gsi.send(&self.this(), local, peer, mad) {
+            log!(Warn, "a message to {peer} cannot be sent: {error}");
+        }
+    }
+
+    /// The owner of a block has the datagram now: this process may end in the next instant, without an exit handler, and what it has refused or ended must
     /// still be known.
-    fn hand_over_at_once(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
-        let Some(block) = self.comes_back(peer, mad) else { return false };
+    fn hand_over_at_once(&self, block: u16, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
         let interface = match peer {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,

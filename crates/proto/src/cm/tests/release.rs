@@ -26,6 +26,24 @@ fn a_wish_to_release_that_comes_again() {
     assert_eq!(sent(&mut pair.passive), first);
 }
 
+// IB-CM-47
+#[test]
+fn a_wish_to_release_without_an_answer_is_repeated_when_the_process_exits() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.establish();
+    pair.active.disconnect(a, ZERO).unwrap();
+    let lost = pair.active.poll_transmit().unwrap();
+    pair.active.repeat_releases(ZERO);
+    assert_eq!(pair.active.poll_transmit(), Some(lost));
+    assert_eq!(pair.active.poll_transmit(), None);
+    pair.passive.receive(&lost.1, ACTIVE, ZERO).unwrap();
+    pair.passive.disconnect(b, ZERO).unwrap();
+    let answer = pair.passive.poll_transmit().unwrap().1;
+    pair.active.receive(&answer, PASSIVE, ZERO).unwrap();
+    pair.active.repeat_releases(ZERO);
+    assert_eq!(pair.active.poll_transmit(), None);
+}
+
 // IB-CM-44
 #[test]
 fn release_of_another_queue_pair_is_ignored() {
