@@ -244,12 +244,16 @@ def one_flow(adverb, device):
             if event["ph"] in "stf" and "id" in event:
                 flows[event["cat"], event["id"]][event["ph"]] = event
         requests = [flow for (category, _), flow in flows.items() if category == "request" and set(flow) == {"s", "t", "f"}]
-        packets = {(flow["s"]["pid"], flow["s"]["ts"]): flow["f"] for (category, _), flow in flows.items() if category == "packet" and set(flow) == {"s", "f"}}
+        # Packets that leave in one turn have one time.
+        packets = collections.defaultdict(list)
+        for (category, _), flow in flows.items():
+            if category == "packet" and set(flow) == {"s", "f"}:
+                packets[flow["s"]["pid"], flow["s"]["ts"]].append(flow["f"])
         arrivals = {(flow["s"]["pid"], flow["s"]["ts"]): flow["f"] for (category, _), flow in flows.items() if category == "arrival" and set(flow) == {"s", "f"}}
         chains = 0
         for flow in requests:
-            arrived = packets.get((flow["t"]["pid"], flow["t"]["ts"]))
-            polled = arrived and arrivals.get((arrived["pid"], arrived["ts"]))
+            ends = [(end, arrivals.get((end["pid"], end["ts"]))) for end in packets.get((flow["t"]["pid"], flow["t"]["ts"]), [])]
+            arrived, polled = next(((arrived, polled) for arrived, polled in ends if polled), (None, None))
             if not polled:
                 continue
             if arrived["pid"] == flow["s"]["pid"] or not flow["s"]["ts"] <= flow["t"]["ts"] <= arrived["ts"] <= polled["ts"]:
