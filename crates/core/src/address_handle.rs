@@ -40,7 +40,7 @@ impl AddressHandle {
         &self.path
     }
 
-    /// Its protection domain.
+    /// The protection domain of the address handle.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
@@ -50,7 +50,7 @@ impl AddressHandle {
         self.domain.context()
     }
 
-    /// Whether this process made it (a child of fork did not).
+    /// Whether this process made the address handle (a child of fork did not).
     pub fn is_here(&self) -> bool {
         self.born.is_here()
     }

@@ -73,7 +73,7 @@ pub struct DeviceAttributes {
 /// State and limits of the one port.
 #[derive(Clone, Debug)]
 pub struct PortAttributes {
-    /// Whether it can carry anything.
+    /// Whether the port can carry anything.
     pub active: bool,
     /// Largest MTU, and the one in use, in bytes of payload (256, 512, 1024, 2048, 4096).
     pub max_mtu: u32,
@@ -88,7 +88,7 @@ pub struct PortAttributes {
 /// An entry of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the table.
+    /// The entry's place in the table.
     pub index: u32,
     /// The 16 bytes.
     pub bytes: [u8; 16],

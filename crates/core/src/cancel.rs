@@ -12,7 +12,7 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// While it lives, a cancellation of the calling thread waits. Guards may be nested.
+/// Keeps a cancellation of the calling thread waiting, until the guard is dropped. Guards may be nested.
 pub struct CancellationGuard {
     before: c_int,
 }

@@ -150,7 +150,7 @@ impl Alone {
         Self((!taken.swap(true, Ordering::Acquire)).then(|| taken.clone()))
     }
 
-    /// Whether it is here.
+    /// Whether this object has the right.
     #[inline]
     pub(crate) fn has(&self) -> bool {
         self.0.is_some()
@@ -167,15 +167,15 @@ impl Drop for Alone {
 
 /// A process whose counters another process of the same user can read.
 pub struct Process {
-    /// Its number.
+    /// The number of the process.
     pub id: u32,
-    /// Its name, as `ps` shows it.
+    /// The name of the process, as `ps` shows it.
     pub name: String,
-    /// Whether it is in another network namespace than this process.
+    /// Whether the process is in another network namespace than this one.
     pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
-    /// Where it is asked for its objects ([`crate::inspect::ask_all`]), if it is.
+    /// The place at which the process answers questions for its objects ([`crate::inspect::ask_all`]), if it has one.
     pub place: Option<u64>,
     /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how many more there are.
     pub memory: (Vec<String>, u64),
@@ -196,9 +196,9 @@ pub struct Looker {
 /// A process that counted nothing at the last look.
 #[derive(Clone, Copy)]
 struct Bystander {
-    /// When it was found.
+    /// When the process was found.
     since: Instant,
-    /// When it was looked at last.
+    /// When the process was looked at last.
     looked: Instant,
 }
 
@@ -206,7 +206,7 @@ impl Bystander {
     /// The longest time without a look.
     const MOST: Duration = Duration::from_secs(2);
 
-    /// Whether it may count by now. A young process begins soon, or never.
+    /// Whether the process may count by now. A young process begins soon, or never.
     fn is_due(&self, now: Instant) -> bool {
         let age = self.looked.saturating_duration_since(self.since);
         now.saturating_duration_since(self.looked) >= (age / 2).min(Self::MOST)

@@ -29,7 +29,7 @@ pub trait Lane: Send + Sync {
     fn found(&self) {}
     /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits to be gathered leaves.
     fn settle(&self) {}
-    /// Whether it lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
+    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
     fn lasts(&self) -> bool {
         false
     }
@@ -41,7 +41,7 @@ pub trait Lane: Send + Sync {
     fn attend(&self) {
         self.arm();
     }
-    /// It sleeps no more.
+    /// A thread that attended the lane sleeps no more.
     fn leave(&self) {}
     /// Appends the descriptors of the lane, with what to wait for.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
@@ -388,7 +388,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Its number in the process.
+    /// The completion queue's number in the process.
     pub(crate) fn number(&self) -> u32 {
         self.number
     }

@@ -85,7 +85,7 @@ impl<S> Deadlines<S> {
         first
     }
 
-    /// It sleeps no more.
+    /// The thread sleeps no more.
     pub(crate) fn awake(&self) {
         self.lock().asleep_until = None;
     }

@@ -25,7 +25,7 @@ const HIGHEST_NODE: u32 = 1023;
 /// A device as a run wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its name: `mlx5_0`.
+    /// The device's name: `mlx5_0`.
     pub name: String,
     /// The device of this build that it is like: `roce0`.
     pub like: String,
@@ -48,7 +48,7 @@ pub enum Addresses {
     All,
     /// The addresses of the interfaces with these names.
     Interfaces(Vec<String>),
-    /// These.
+    /// The addresses of this list.
     Listed(Vec<IpAddr>),
 }
 
@@ -207,7 +207,7 @@ impl Description {
         }
     }
 
-    /// Whether it is shown as an adapter on a PCI bus.
+    /// Whether the device is shown as an adapter on a PCI bus.
     pub fn is_on_pci(&self) -> bool {
         self.numa.is_some() || !self.pci.is_empty()
     }

@@ -45,7 +45,7 @@ pub struct Device {
     contexts: Registry<Context>,
     /// The speed that programs are told from now on, in place of the one that was wanted.
     rate: Mutex<Option<Rate>>,
-    /// It has been taken away: it serves no address.
+    /// The device has been taken away: it serves no address.
     is_gone: AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl Device {
         Ok(engine::engine()?.devices().to_vec())
     }
 
-    /// Its name: `iwarp0`.
+    /// The device's name: `iwarp0`.
     pub fn name(&self) -> &str {
         &self.description.name
     }
@@ -110,12 +110,12 @@ impl Device {
         *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
     }
 
-    /// It is taken away, as by its driver, or it is there again: meanwhile connection management finds it no more.
+    /// Takes the device away, as its driver might, or brings it back. Connection management does not find a device that is away.
     pub fn set_gone(&self, is_gone: bool) {
         self.is_gone.store(is_gone, Ordering::Relaxed);
     }
 
-    /// Its place in the list, and its number among the files of devices.
+    /// The device's place in the list, and its number among the files of devices.
     pub fn index(&self) -> usize {
         self.index
     }
@@ -125,7 +125,7 @@ impl Device {
         &self.transport
     }
 
-    /// What it has done in this process.
+    /// The counters of what the device has done in this process.
     pub fn counters(&self) -> &'static Counters {
         self.counters
     }
@@ -247,7 +247,7 @@ impl Context {
         &self.device.transport
     }
 
-    /// Whether this process opened it (a child of fork did not).
+    /// Whether this process opened the context (a child of fork did not).
     pub fn is_here(&self) -> bool {
         self.born.is_here()
     }

@@ -84,11 +84,11 @@ pub enum FlowSpec {
 /// A rule (struct ibv_flow_attr).
 #[derive(Clone, Debug)]
 pub struct FlowRule {
-    /// What it is for.
+    /// The kind of the rule.
     pub kind: FlowKind,
     /// Of rules that match, the one with the lowest number takes a frame.
     pub priority: u16,
-    /// It does not keep what it takes from rules of lower priority.
+    /// The rule does not keep what it takes from rules of lower priority.
     pub dont_trap: bool,
     /// What a frame must have; all of it.
     pub specs: Vec<FlowSpec>,

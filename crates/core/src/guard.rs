@@ -38,7 +38,7 @@ const LONGEST_POLL: u32 = 32;
 pub trait GuardedLane: Send + Sync {
     /// Puts the lane's descriptors into the background thread's sight, or out of it.
     fn watch(&self, on: bool);
-    /// Whether it may go out of sight.
+    /// Whether the lane may go out of sight.
     fn may_rest(&self) -> bool {
         true
     }

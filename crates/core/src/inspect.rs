@@ -98,7 +98,7 @@ impl AnswerLine {
         self
     }
 
-    /// Its text.
+    /// The text of the line.
     pub(crate) fn text(self) -> String {
         self.0
     }
@@ -185,7 +185,7 @@ pub(crate) fn plain(text: &str) -> String {
 /// An object of a process that was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// What it is.
+    /// The kind of the object.
     pub kind: Kind,
     fields: Vec<(String, String)>,
 }
@@ -249,7 +249,7 @@ pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
 enum Inquiry {
     /// More may come.
     Open { connection: Connection, objects: Objects, length: usize },
-    /// It has answered, or does not.
+    /// The process has answered, or does not.
     Done(io::Result<Objects>),
 }
 

@@ -66,7 +66,7 @@ struct Waiting {
     solicited: bool,
     /// On the device's clock.
     until: u64,
-    /// It goes as soon as one of another queue pair has gone.
+    /// The completion goes as soon as one of another queue pair has gone.
     is_overtaken: bool,
 }
 

@@ -305,7 +305,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Whether it is worth while to try.
+    /// Whether it is worth while to try the lock.
     fn looks_free(&self) -> bool {
         #[cfg(loom)]
         if !self.favours {

@@ -147,7 +147,7 @@ pub struct Datagram<'a> {
     pub path: &'a Path,
     /// The receiving queue pair.
     pub queue_pair: u32,
-    /// Its Q_Key; with the highest bit set, the queue pair's own is sent instead.
+    /// The Q_Key of the destination; with the highest bit set, the queue pair's own is sent instead.
     pub qkey: u32,
 }
 
@@ -205,7 +205,7 @@ numbered! {
     /// Why a request failed: `vendor_err` of its work completion. The numbers stay what they are; `docs/errors.md` explains each.
     #[non_exhaustive]
     Cause: u32 {
-        /// It did not fail.
+        /// The request did not fail.
         None = 0,
         /// The queue pair was in error, or went into it, before the request was done: look at what failed first.
         Flushed = 0x001,
@@ -344,7 +344,7 @@ numbered! {
 }
 
 impl Opcode {
-    /// Its name, for a person.
+    /// The operation's name, for a person.
     pub fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -377,12 +377,12 @@ impl Opcode {
         }
     }
 
-    /// Whether it concerns the keys of this process alone, and nothing is sent.
+    /// Whether the operation concerns the keys of this process alone, and nothing is sent.
     pub fn is_local(self) -> bool {
         matches!(self, Self::LocalInvalidate | Self::BindWindow)
     }
 
-    /// Whether it brings bytes back into local memory.
+    /// Whether the operation brings bytes back into local memory.
     pub fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
@@ -406,7 +406,7 @@ bitflags! {
 pub struct Completion {
     /// Of the request.
     pub wr_id: u64,
-    /// How it ended; the other fields but `wr_id` and the queue pair number mean something only if well.
+    /// How the request ended; the other fields but `wr_id` and the queue pair number mean something only if well.
     pub status: Status,
     /// What completed.
     pub opcode: CompletionOpcode,
@@ -420,13 +420,13 @@ pub struct Completion {
     pub queue_pair: u32,
     /// The sender's queue pair (UD).
     pub source_queue_pair: u32,
-    /// Why it failed: a [`Cause`].
+    /// Why the request failed: a [`Cause`].
     pub vendor_error: u32,
     /// Service level of the message (UD); over RoCE, the kind of its header.
     pub service_level: u8,
     /// Path bits of the address that it was sent to (UD).
     pub path_bits: u8,
-    /// When it was reported, by [`clock::device`](crate::clock::device); only on a completion queue that
+    /// When the completion was reported, by [`clock::device`](crate::clock::device); only on a completion queue that
     /// [wants it](crate::cq::CompletionQueue::want_timestamps).
     pub timestamp: u64,
 }

@@ -91,7 +91,7 @@ impl IndirectionTable {
         &self.users
     }
 
-    /// Its work queues.
+    /// The table's work queues.
     pub fn queues(&self) -> &[Arc<SharedReceiveQueue>] {
         &self.queues
     }

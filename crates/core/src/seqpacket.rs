@@ -82,7 +82,7 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Its descriptor.
+    /// The listener's descriptor.
     pub fn fd(&self) -> RawFd {
         self.0.0
     }
@@ -197,7 +197,7 @@ impl Connection {
         Ok([one?, other?])
     }
 
-    /// Its descriptor.
+    /// The connection's descriptor.
     pub fn fd(&self) -> RawFd {
         self.0.0
     }

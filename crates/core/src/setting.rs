@@ -27,9 +27,9 @@ pub fn variable(name: &str) -> Option<String> {
 pub struct Setting {
     /// The variable.
     pub name: &'static str,
-    /// What its values look like, for a line of help.
+    /// What the variable's values look like, for a line of help.
     pub form: &'static str,
-    /// What it does, for the same line.
+    /// What the variable does, for the same line.
     pub meaning: &'static str,
     /// What counts where it is not set, in words.
     pub default: &'static str,
@@ -238,7 +238,7 @@ pub fn check(name: &str, text: &str) -> Result<(), String> {
 }
 
 impl Setting {
-    /// What its values may be, where there are these devices.
+    /// What the variable's values may be, where there are these devices.
     fn wanted(&self, devices: &[&str]) -> String {
         let allowed = self
             .allowed

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// While it lives, the calling thread and the threads that it starts get no signal but the faults of their own instructions, which the kernel
-/// would otherwise turn into the end of the process, and those of the C library, by which it cancels threads, for one. It ends in the thread that made it.
+/// Keeps signals from the calling thread, and from the threads that it starts, until the mask is dropped in the thread that made it. Two kinds still
+/// come. One are faults of the threads' own instructions: without a handler, the kernel would end the process. The others are signals of the C
+/// library, which it cancels threads by, for one.
 pub struct SignalMask {
     before: libc::sigset_t,
     // The mask is the thread's.

@@ -53,7 +53,7 @@ pub struct SharedReceiveQueue {
 struct Extension {
     /// Of XRC (annex A14).
     domain: Option<Arc<XrcDomain>>,
-    /// Where its receives complete.
+    /// The completion queue of the receives.
     cq: Arc<CompletionQueue>,
 }
 
@@ -210,12 +210,12 @@ impl SharedReceiveQueue {
         Ok(max_wr.next_power_of_two().min(most) as usize)
     }
 
-    /// Its number (ibv_get_srq_num(3)).
+    /// The queue's number (ibv_get_srq_num(3)).
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its protection domain, which the keys of its receives belong to.
+    /// The queue's protection domain, which the keys of its receives belong to.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }

@@ -77,7 +77,7 @@ pub trait Transport: Send + Sync {
     fn release_number(&self, number: u32);
     /// The transport's half of a new queue pair.
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn Endpoint>>;
-    /// Its connection management.
+    /// The transport's connection management.
     fn connections(&self) -> &dyn ConnectionBackend;
     /// Whether packets can be sent along this path; ports and the GID table have been checked.
     fn check_path(&self, _path: &Path) -> Result<()> {
@@ -101,11 +101,11 @@ pub trait Transport: Send + Sync {
 /// What has become of a request that [`OneSided`] was handed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtPost {
-    /// It has succeeded, with so many bytes.
+    /// The request has succeeded, with so many bytes.
     Done(u32),
-    /// It is to be queued. After a fault some of its bytes may have been copied, and will be once more.
+    /// The request is to be queued. After a fault some of its bytes may have been copied, and will be once more.
     No,
-    /// It is to be queued, and the object that was asked is of no use any more.
+    /// The request is to be queued, and the object that was asked is of no use any more.
     Over,
 }
 
@@ -123,9 +123,9 @@ pub trait OneSided: Send {
 pub enum Takeover {
     /// Nothing: it is to be queued.
     No,
-    /// It is complete, without a place in the queue: [`Queues::pass_send`] was called.
+    /// The request is complete, without a place in the queue: [`Queues::pass_send`] was called.
     Done,
-    /// It is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
+    /// The request is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
     Sent {
         /// Something takes system calls: [`Endpoint::follow_up`] is to be called, once no lock is held.
         follows: bool,
@@ -190,7 +190,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         Err(Error::unsupported("the transport has no multicast"))
     }
 
-    /// It leaves a group that it has joined.
+    /// Takes the queue pair out of a multicast group that it has joined.
     fn detach_multicast(&self, _group: &[u8; 16]) -> Result<()> {
         Err(Error::unsupported("the transport has no multicast"))
     }

@@ -53,13 +53,13 @@ pub struct Packet {
     pub direction: Direction,
     /// The other host.
     pub peer: IpAddr,
-    /// What it is.
+    /// The kind of the packet.
     pub kind: Kind,
-    /// It begins its message.
+    /// The packet begins its message.
     pub begins: bool,
-    /// It ends its message.
+    /// The packet ends its message.
     pub ends: bool,
-    /// It ends a message that takes a receive.
+    /// The packet ends a message that takes a receive.
     pub takes_receive: bool,
     /// The queue pair that it comes from, where the packet says so.
     pub source: Option<u32>,
@@ -67,13 +67,13 @@ pub struct Packet {
     pub queue_pair: Option<u32>,
     /// The packets that it is one of.
     pub flow: Flow,
-    /// Its number there.
+    /// The packet's number in its flow.
     pub number: u64,
-    /// What it answers.
+    /// The packets or messages that the packet answers.
     pub answers: Answers,
-    /// Its payload, in bytes.
+    /// The length of the packet's payload, in bytes.
     pub length: u32,
-    /// It goes by memory that two processes share.
+    /// The packet goes by memory that two processes share.
     pub is_within: bool,
 }
 

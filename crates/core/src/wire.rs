@@ -13,7 +13,7 @@ use std::time::Duration;
 pub enum Direction {
     /// This process sends it.
     Out,
-    /// It has come.
+    /// The packet has come to this process.
     In,
 }
 
@@ -30,7 +30,7 @@ pub enum Kind {
     ReadResponse,
     /// A request for an atomic operation.
     Atomic,
-    /// Its answer.
+    /// The answer to an atomic operation.
     AtomicResponse,
     /// A request to flush memory.
     Flush,
@@ -63,7 +63,7 @@ impl Kind {
         ("TERMINATE", Self::Terminate),
     ];
 
-    /// Its name.
+    /// The kind's name.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| *name)
     }
@@ -85,11 +85,11 @@ pub struct Passing {
     pub direction: Direction,
     /// The other host.
     pub peer: IpAddr,
-    /// What it is.
+    /// The kind of the packet.
     pub kind: Kind,
     /// The address of this process that it leaves from, or comes to; unspecified where that is not known.
     pub local: IpAddr,
-    /// Its bytes, without those of the network below.
+    /// The length of the packet in bytes, without the headers of the network below.
     pub length: usize,
     /// What carries it.
     pub medium: Medium,
@@ -98,13 +98,13 @@ pub struct Passing {
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
-    /// It never arrives. Not of a stream.
+    /// The packet never arrives. Not of a stream.
     pub is_lost: bool,
     /// So many more of it arrive. Not of a stream.
     pub copies: u32,
     /// A bit of it is another, which this number chooses. Its checksum is wrong then.
     pub damage: Option<u64>,
-    /// It goes on so much later. [`Duration::MAX`]: never.
+    /// The packet goes on so much later. [`Duration::MAX`]: never.
     pub wait: Duration,
     /// Of a stream: the transport asks about it once more after that time.
     pub asks_again: bool,
@@ -117,7 +117,7 @@ pub trait Wire: Send + Sync {
     /// A packet passes.
     fn pass(&self, passing: &Passing) -> Fate;
 
-    /// Whether it damages packets: transports that can do without checksums have them then.
+    /// Whether the faults damage packets: transports that can do without checksums have them then.
     fn damages(&self) -> bool;
 }
 

@@ -351,7 +351,7 @@ fn no_signal_waits_for_what_arrives_to_cease() {
     extern "C" fn handled(_: libc::c_int) {
         HANDLED.store(true, Ordering::SeqCst);
     }
-    /// It has always more to take in.
+    /// A source that has always more to take in.
     struct Endless(OwnedFd, AtomicBool);
     impl Source for Endless {
         fn ready(self: Arc<Self>, _: Readiness) {

@@ -14,11 +14,11 @@ use std::sync::{Arc, Weak};
 pub enum EventKind {
     /// The peer's address is resolved; the identifier has a device.
     AddressResolved = 0,
-    /// It could not be resolved.
+    /// The peer's address could not be resolved.
     AddressError = 1,
     /// The route is resolved.
     RouteResolved = 2,
-    /// It could not be resolved.
+    /// The route could not be resolved.
     RouteError = 3,
     /// A peer asks for a connection; the event's identifier is a new one.
     ConnectRequest = 4,
@@ -48,7 +48,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// Its name in rdma_cma.h, as rdma_event_str(3) gives it.
+    /// The event's name in rdma_cma.h, as rdma_event_str(3) gives it.
     pub fn name(self) -> &'static str {
         match self {
             Self::AddressResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",

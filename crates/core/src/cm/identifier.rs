@@ -46,7 +46,7 @@ pub enum IdentifierState {
 }
 
 impl IdentifierState {
-    /// Its name in the words of rdma(8).
+    /// The state's name in the words of rdma(8).
     fn word(self) -> &'static str {
         match self {
             Self::Idle => "IDLE",
@@ -256,7 +256,7 @@ impl Identifier {
         self.cookie.store(cookie, Ordering::Release);
     }
 
-    /// Its port space.
+    /// The identifier's port space.
     pub fn port_space(&self) -> PortSpace {
         self.port_space
     }
@@ -266,7 +266,7 @@ impl Identifier {
         self.service
     }
 
-    /// Where it stands.
+    /// The identifier's state.
     pub fn state(&self) -> IdentifierState {
         self.get(|inner| inner.state).unwrap_or(IdentifierState::DeviceRemoval)
     }
@@ -276,7 +276,7 @@ impl Identifier {
         Ok(self.enter()?.channel.clone())
     }
 
-    /// Whether it has a channel of its own and blocking calls are expected.
+    /// Whether the identifier has a channel of its own and blocking calls are expected.
     pub fn is_synchronous(&self) -> bool {
         self.get(|inner| inner.synchronous).unwrap_or(false)
     }

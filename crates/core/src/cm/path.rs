@@ -130,7 +130,7 @@ pub struct DatagramPeer {
     pub path: Path,
     /// The queue pair number.
     pub queue_pair: u32,
-    /// Its Q_Key.
+    /// The queue pair's Q_Key.
     pub qkey: u32,
 }
 

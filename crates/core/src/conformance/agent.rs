@@ -72,7 +72,7 @@ fn permit_reading() {
 
 /// An agent. It is killed when this is dropped.
 pub struct Other {
-    /// Its number.
+    /// The number of the agent's process.
     pub process: libc::pid_t,
     parent: Child,
     input: ChildStdin,
@@ -161,11 +161,11 @@ impl Drop for Other {
 pub struct Remote {
     /// By which the other names it.
     pub index: u64,
-    /// Its first byte.
+    /// The address of the first byte.
     pub address: u64,
-    /// Its key.
+    /// The key of the memory.
     pub key: u32,
-    /// Its bytes.
+    /// The length of the memory, in bytes.
     pub length: usize,
 }
 

@@ -100,7 +100,7 @@ impl Memory {
         Share { region: region.expect("memory registers"), _memory: self }
     }
 
-    /// Its bytes now.
+    /// The bytes of the memory, as they are now.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> =
             self.words.iter().flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes()).collect();
@@ -130,7 +130,7 @@ impl Memory {
         self.bytes()
     }
 
-    /// Its address from `offset` on.
+    /// The address of the byte at `offset`.
     pub fn address(&self, offset: usize) -> u64 {
         self.words.as_ptr() as u64 + offset as u64
     }
@@ -159,7 +159,7 @@ pub struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// Its key.
+    /// The key of the second registration.
     pub fn key(&self) -> u32 {
         self.region.key()
     }
@@ -223,7 +223,7 @@ impl Home {
 pub struct Side {
     /// The identifier. It is connected to nothing where attributes connect.
     pub id: Arc<Identifier>,
-    /// Its channel.
+    /// The side's channel of events.
     pub channel: Arc<EventChannel>,
     /// The context.
     pub context: Arc<Context>,

@@ -20,14 +20,14 @@ pub(super) fn page(folder: &str, number: u32) -> String {
     format!("{folder}/{PLACE}/{}", page_name(number))
 }
 
-/// Its name in its folder.
+/// The name of a page's file in its folder.
 pub(super) fn page_name(number: u32) -> String {
     format!("{PAGE}{number}")
 }
 
 /// A file of a port.
 struct File {
-    /// Its name, with its folder.
+    /// The file's name, with its folder.
     name: &'static str,
     /// What the sum is divided by.
     unit: u64,

@@ -74,7 +74,7 @@ impl Page {
         &self.sets[index.min(DEVICES - 1)].own
     }
 
-    /// Whether it is new, or has these devices.
+    /// Whether the page is new, or has these devices.
     fn fits(&self, names: &[&str]) -> bool {
         match self.magic.load(Ordering::Relaxed) {
             0 => true,
@@ -329,7 +329,7 @@ mod tests {
             page
         }
 
-        /// Its process has ended, and another one has the page.
+        /// Ends the page as if its process had ended, and another one had the page.
         pub(in super::super) fn end(&self, devices: usize) {
             self.put_away(devices);
         }

@@ -103,7 +103,7 @@ pub(crate) struct Answering {
     engine: &'static Engine,
     connection: Connection,
     token: Mutex<Option<Token>>,
-    /// It asks once.
+    /// The importer has asked: it asks once.
     asked: AtomicBool,
     /// Somebody answers about a region, or nobody came in time.
     is_answered: AtomicBool,

@@ -46,7 +46,7 @@ impl WarningOutput {
         self.put(line)
     }
 
-    /// Whether it is the same file, and has room.
+    /// Whether the descriptor is still of the same file, and the file has room.
     fn check(&self) -> io::Result<()> {
         if self.file.is_none() || file(self.fd) != self.file {
             return Err(io::ErrorKind::NotFound.into());

@@ -128,7 +128,7 @@ fn is_tmpfs(mounts: &[u8], major: u32, minor: u32) -> bool {
 /// Memory that a program of another process shares by itself, mapped. Thread-safe.
 pub struct Common {
     view: View,
-    /// Its first byte there.
+    /// The address of the first byte in that process.
     address: usize,
     length: usize,
     origin: Origin,

@@ -159,7 +159,7 @@ impl Slot {
         }
     }
 
-    /// Whether it is valid under this key.
+    /// Whether the slot is valid under this key.
     pub(super) fn is_valid(&self, key: u32) -> bool {
         let state = self.state.load(Ordering::SeqCst);
         state >> 32 == u64::from(key) && state & VALID != 0
@@ -170,7 +170,7 @@ impl Slot {
         self.fillings.load(Ordering::Relaxed)
     }
 
-    /// Whether it is valid under this key with a certain filling.
+    /// Whether the slot is valid under this key with a certain filling.
     #[inline]
     pub(super) fn is_still(&self, key: u32, filling: u32) -> bool {
         // Acquire: of a slot that was filled anew, that it was.

@@ -102,12 +102,12 @@ impl Process {
         opens.then_some(process)
     }
 
-    /// Its memory file, if it could be opened.
+    /// The descriptor of the process's memory file, if that could be opened.
     pub fn descriptor(&self) -> Option<RawFd> {
         self.file.as_ref().map(|file| file.as_raw_fd())
     }
 
-    /// Its number.
+    /// The number of the process.
     pub(super) fn number(&self) -> libc::pid_t {
         self.number
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub trait Publisher: Send + Sync {
     /// Key `key`, whose number is `number`, opens this.
     fn publish(&self, number: u32, key: u32, opened: &PublishedBytes);
-    /// It opens nothing any more for whoever looks from now on.
+    /// The key opens nothing any more for a process that looks from now on.
     fn retract(&self, number: u32);
     /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
     fn wait(&self, number: u32) -> bool;
@@ -64,7 +64,7 @@ pub struct MappableBytes {
     pub skip: u32,
     /// Bytes.
     pub length: u64,
-    /// Where they begin in the descriptor that [`Place`] names.
+    /// Where the bytes begin in the descriptor that [`Place`] names.
     pub offset: u64,
 }
 
@@ -72,13 +72,13 @@ pub struct MappableBytes {
 #[derive(Default)]
 pub(super) struct Publication(AtomicU16);
 
-/// It is, or was, shown to others: they may be using it.
+/// The key is, or was, shown to others: they may be using it.
 const SHOWN: u16 = 1;
 /// Somebody has asked for it, once.
 const ASKED: u16 = 2;
 /// What is shown can be mapped.
 const MAPPED: u16 = 4;
-/// It has been withdrawn, and somebody is using it still.
+/// The key has been withdrawn, and somebody is using it still.
 const HIDDEN: u16 = 8;
 /// Counts in the bits above how often it was asked for in vain.
 const TRY: u16 = 16;
@@ -118,7 +118,7 @@ impl Keys {
         }
     }
 
-    /// Whether it would be worth it to have the memory of this key mapped by others, and nobody has asked that before.
+    /// Whether it would be worth while to have the memory of this key mapped by others, and nobody has asked that before.
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
         let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (MAPPED | ASKED) == 0;

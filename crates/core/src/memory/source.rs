@@ -28,7 +28,7 @@ pub trait Claim: std::fmt::Debug {
     /// # Errors
     /// It must not be read.
     fn begin(&self) -> Result<(), Missing>;
-    /// After it.
+    /// Says whether the bytes that have been read are what they should be.
     ///
     /// # Errors
     /// What was read is not what it should be.

@@ -59,7 +59,7 @@ pub(crate) struct Storage<T> {
     base: UnsafeCell<NonNull<T>>,
     length: usize,
     blank: fn() -> T,
-    /// Whether they lie in memory of the program.
+    /// Whether the elements lie in memory of the program.
     is_given: AtomicBool,
     giver: RingAllocator,
     kind: RingKind,

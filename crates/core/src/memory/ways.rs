@@ -59,7 +59,7 @@ impl Together {
         self == Self::Straight
     }
 
-    /// Whether they share any memory.
+    /// Whether the two processes share any memory.
     pub fn shares(self) -> bool {
         !matches!(self, Self::Off | Self::NoDescriptors)
     }
@@ -79,7 +79,7 @@ pub enum Memory {
     Moved(Place),
     /// The program's own shared memory, in one piece of a file.
     Common,
-    /// It is where it was, for this reason.
+    /// The program's private pages, which are where they were, for this reason.
     Unmoved(Refusal),
     /// No peer reaches it by its key.
     Closed,
@@ -92,7 +92,7 @@ pub struct Facts {
     pub together: Together,
     /// Whose the memory is.
     pub memory: Memory,
-    /// It is lent to the peer for long sends, which fetches it by the kernel anyway, and need not be reached by its key.
+    /// The memory is lent to the peer for long sends: the peer fetches it by the kernel anyway, and need not reach it by its key.
     pub is_only_lent: bool,
     /// Whether the kernel is to copy at all (`ADVERB_WITHOUT=kernel-copy`).
     pub has_kernel_copy: bool,
@@ -115,20 +115,20 @@ pub enum Way {
     Network,
 }
 
-/// Why it is that way.
+/// Why peers reach a region in the way that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// What the two processes do with each other's memory.
     Together(Together),
-    /// It is the engine's own.
+    /// The memory is the engine's own.
     Own,
     /// Nobody else can have its pages in use, and they are guarded.
     Guarded,
     /// The program shares it by itself.
     Common,
-    /// It is not moved.
+    /// The memory is not moved.
     Unmoved(Refusal),
-    /// It is not moved, and the kernel is not to copy by its key.
+    /// The memory is not moved, and the kernel is not to copy by its key.
     Unreached(Refusal),
     /// The program shares it by itself, and peers are not to reach it by its key.
     UnreachedCommon,
@@ -192,7 +192,7 @@ pub(super) fn has_kernel_copy() -> bool {
     !setting::without("kernel-copy")
 }
 
-/// Whether it is to do so by the memory file, too.
+/// Whether the kernel is to copy to and from another process by the memory file, too.
 pub(super) fn has_memory_file() -> bool {
     !setting::without("memory-file")
 }

@@ -109,7 +109,7 @@ fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&Sta
     });
 }
 
-/// It is woken by something else, or cancelled, and never comes again: the background thread takes in what arrives.
+/// The thread on duty is woken by something else, or cancelled, and never comes again: the background thread takes in what arrives.
 #[test]
 fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
@@ -121,7 +121,7 @@ fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
     check(2, program, |_, served| served);
 }
 
-/// It is kept, for ever, from what it is woken for.
+/// The thread on duty is kept, for ever, from what it is woken for.
 #[test]
 fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
@@ -131,7 +131,7 @@ fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
     check(2, program, |_, served| served);
 }
 
-/// It sleeps until it has taken in what arrives, or somebody else has, and sleeps again if there was nothing: nobody sleeps for ever.
+/// The thread on duty sleeps until it, or another thread, has taken in what arrives. It sleeps again if there was nothing: no thread sleeps for ever.
 #[test]
 fn who_sleeps_on_duty_takes_in_what_arrives() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {

@@ -7,7 +7,7 @@ use crate::request::Status;
 use std::net::Ipv6Addr;
 use std::sync::TryLockError;
 
-/// Its line of an answer, in the background thread.
+/// The line of an answer about a queue pair, written in the background thread.
 pub(super) fn queue_pair(pair: &QueuePair) -> String {
     let queues = pair.queues();
     let (posted, done) = queues.send.progress();

@@ -267,7 +267,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Its number.
+    /// The queue pair's number.
     pub fn number(&self) -> u32 {
         self.queues.number
     }
@@ -282,7 +282,7 @@ impl QueuePair {
         &self.endpoint
     }
 
-    /// Its protection domain.
+    /// The queue pair's protection domain.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }

@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The part of a queue pair that its transport shares: queues, state, and where completions go.
 pub struct Queues {
-    /// Its number.
+    /// The queue pair's number.
     pub number: u32,
-    /// Its service.
+    /// The queue pair's service.
     pub service: Service,
     /// Sends.
     pub send: SendQueue,
@@ -38,7 +38,7 @@ pub struct Queues {
     pub domain: u32,
     /// Connected queue pairs of that domain, which all reach the same keys.
     streams: Arc<DependentCount>,
-    /// Whether this one counts among them.
+    /// Whether this queue pair counts among the connected ones of the domain.
     is_stream: AtomicBool,
     /// The engine: keys and background thread.
     pub engine: &'static Engine,
@@ -59,7 +59,7 @@ pub struct Queues {
     established: AtomicBool,
     /// In SQD: nothing that was begun is left, and the program was told if it wanted.
     pub(super) drained: AtomicBool,
-    /// Whether it wants.
+    /// In SQD: whether the program wants to be told when nothing is left.
     pub(super) drained_notify: AtomicBool,
     pub(super) access: AtomicU32,
     pub(super) cookie: AtomicU64,

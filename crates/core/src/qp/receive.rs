@@ -21,7 +21,7 @@ pub struct ReceiveQueue {
 /// A receive that a message has taken.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveWork {
-    /// Its place in the queue's history; of a shared receive queue, its place in memory.
+    /// The receive's place in the queue's history; of a shared receive queue, its place in memory.
     pub sequence: u64,
     /// Of the request.
     pub wr_id: u64,

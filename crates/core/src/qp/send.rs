@@ -51,7 +51,7 @@ pub(super) struct Posting {
 /// A request as the transmitter finds it. Addresses and keys are not checked yet.
 #[derive(Clone, Copy, Debug)]
 pub struct SendWork {
-    /// Its place in the queue's history.
+    /// The request's place in the queue's history.
     pub sequence: u64,
     /// Of the request.
     pub wr_id: u64,

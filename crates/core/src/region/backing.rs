@@ -39,7 +39,7 @@ pub struct DeviceMemory {
     users: DependentCount,
 }
 
-/// Where it is.
+/// Where the device memory lies.
 enum Pages {
     /// Where peers of this host can map it.
     Own(Own),

@@ -34,7 +34,7 @@ pub struct ProtectionDomain {
     users: DependentCount,
     streams: Arc<DependentCount>,
     regions: Arc<Regions>,
-    /// What it was shared from.
+    /// The domain that this one was shared from.
     original: Option<Arc<ProtectionDomain>>,
 }
 
@@ -121,7 +121,7 @@ impl ProtectionDomain {
         self.seat.context()
     }
 
-    /// Its number in the engine, unique for ever.
+    /// The domain's number in the engine, unique for ever.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -148,7 +148,7 @@ impl ProtectionDomain {
         }
     }
 
-    /// Its queue pairs that are connected.
+    /// The connected queue pairs of the domain.
     pub(crate) fn streams(&self) -> &Arc<DependentCount> {
         &self.streams
     }
@@ -174,11 +174,11 @@ pub struct MemoryRegion {
     access: Access,
     key: u32,
     ended: AtomicBool,
-    /// It has been seen that a peer of this host may reach it.
+    /// A peer of this host may reach the region, as a thread has seen.
     foreseen: AtomicBool,
     born: ForkGeneration,
     backing: Backing,
-    /// Its pages, if they have been moved for peers of this host.
+    /// The region's pages, if they have been moved for peers of this host.
     moved: Mutex<Option<MovedRegion>>,
     /// Which way peers of this host reach it, once one has asked.
     choice: Mutex<Option<(Choice, CounterLine)>>,
@@ -380,7 +380,7 @@ impl MemoryRegion {
         Ok(Self::of(domain, &entry, self.key, Backing::Program))
     }
 
-    /// What its memory is, and what has become of it, as far as can be told without a look at its pages.
+    /// What the region's memory is, and what has become of it, as far as can be told without a look at its pages.
     pub fn memory(&self) -> Memory {
         if matches!(self.backing, Backing::Immutable | Backing::Null) {
             return Memory::Closed;
@@ -417,7 +417,8 @@ impl MemoryRegion {
         self.memory() == Memory::Unmoved(Refusal::Later)
     }
 
-    /// It is decided which way peers reach it. The log says so, when that is news, and `adverb devices -v` as long as it is registered.
+    /// Takes note of the way by which peers reach the region. The log says so when that is news, and `adverb devices -v` as long as the region is
+    /// registered.
     pub fn settle(&self, choice: Choice) {
         // In a child of fork another thread of the parent may have the lock.
         if !self.born.is_here() {
@@ -488,7 +489,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Its part in moved pages ends.
+    /// Ends the region's part in moved pages.
     fn end_move(&self) {
         self.tell_importers();
         let line = lock(&self.choice).take();
@@ -497,12 +498,12 @@ impl MemoryRegion {
         drop(moved);
     }
 
-    /// Whether it has been deregistered, or changed: its key may stand for something else then.
+    /// Whether the region has been deregistered, or changed: its key may stand for something else then.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Its key, both lkey and rkey.
+    /// The region's key, both lkey and rkey.
     pub fn key(&self) -> u32 {
         self.key
     }
@@ -522,12 +523,12 @@ impl MemoryRegion {
         self.length
     }
 
-    /// What it permits.
+    /// The rights that the region gives.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Its protection domain.
+    /// The region's protection domain.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }

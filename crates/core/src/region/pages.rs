@@ -18,7 +18,7 @@ pub struct Pages {
     _memory: Memory,
 }
 
-/// Where they are.
+/// Where the bytes of an allocation lie.
 enum Memory {
     /// Where peers of this host can map them.
     Own(Own),

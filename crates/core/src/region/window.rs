@@ -44,12 +44,12 @@ impl MemoryWindow {
         self.key
     }
 
-    /// Its kind.
+    /// The window's kind.
     pub fn kind(&self) -> WindowType {
         self.kind
     }
 
-    /// Its protection domain.
+    /// The window's protection domain.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }

@@ -33,7 +33,7 @@ impl PortSpace {
         })
     }
 
-    /// Its name in the kernel's words.
+    /// The port space's name in the kernel's words.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Ipoib => "IPoIB",
@@ -111,7 +111,7 @@ pub enum ConnectionEvent {
         /// The peer's.
         private_data: Vec<u8>,
     },
-    /// It stands. For the initiator with the peer's parameters and private data; the queue pair is in RTS. For datagrams: the
+    /// The connection stands. For the initiator with the peer's parameters and private data; the queue pair is in RTS. For datagrams: the
     /// peer has said which queue pair serves.
     Established {
         /// The peer's.

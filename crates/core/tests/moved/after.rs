@@ -328,7 +328,7 @@ pub(crate) fn exchanged() {
     assert_eq!(share_one(&self::region(&domain, base, COUNT * PAGE)), Err(Refusal::Overlap));
 }
 
-/// It costs what it holds, once, and nothing when it is gone.
+/// Moved memory is charged once for what it holds, and for nothing when it is gone.
 pub(crate) fn charged_once() {
     const LENGTH: usize = 16 << 20;
     let domain = domain();

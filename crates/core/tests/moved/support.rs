@@ -52,7 +52,7 @@ pub(crate) fn write_pattern(address: usize, length: usize, seed: u64) {
     (0..length).step_by(8).for_each(|at| set(address + at, at as u64 + seed));
 }
 
-/// Whether it is there.
+/// Whether the memory has the pattern of [`write_pattern`].
 pub(crate) fn has_pattern(address: usize, length: usize, seed: u64) -> bool {
     (0..length).step_by(8).all(|at| get(address + at) == at as u64 + seed)
 }

@@ -24,7 +24,7 @@ pub(super) enum Area {
 impl Area {
     const ALL: [Self; 3] = [Self::Moved, Self::Own, Self::Inherited];
 
-    /// Where it begins and ends.
+    /// The offsets at which the area begins and ends.
     const fn bounds(self) -> (u64, u64) {
         const OWN: u64 = SIZE / 4 * 3;
         const INHERITED: u64 = SIZE / 8 * 7;

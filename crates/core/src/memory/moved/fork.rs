@@ -15,9 +15,9 @@ use std::sync::Once;
 
 /// What a child is to have.
 struct Copy {
-    /// Where it is.
+    /// The address of the bytes now.
     from: usize,
-    /// Where it belongs.
+    /// The address at which the child is to have the bytes.
     to: usize,
     length: usize,
     protection: i32,

@@ -94,7 +94,7 @@ impl Guard {
         if self.is_blind() || !mapping.is_dropped() { Err(self.refusal()) } else { Ok(()) }
     }
 
-    /// Whether it has missed something: then it is not to be relied on any more.
+    /// Whether the guard has missed something: then it is not to be relied on any more.
     pub(super) fn is_blind(&self) -> bool {
         self.watch.is_blind.load(Ordering::SeqCst)
     }

@@ -307,7 +307,7 @@ fn thread_data() -> [(usize, usize); 3] {
 }
 
 impl MovedRegion {
-    /// Where they are.
+    /// The place of the region's pages in the file of moved memory.
     pub(crate) fn place(&self) -> Place {
         self.place
     }

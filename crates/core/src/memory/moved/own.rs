@@ -114,7 +114,7 @@ impl Own {
         Some(own)
     }
 
-    /// Its first byte.
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> usize {
         self.address
     }

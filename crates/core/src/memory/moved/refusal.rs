@@ -11,7 +11,7 @@ pub enum Refusal {
     Later,
     /// The region is not registered any more.
     Ended,
-    /// It has no whole page, or too few while so many other ranges are moved.
+    /// The region has no whole page, or too few while so many other ranges are moved.
     Small,
     /// The memory is of another kind than what can be moved.
     Memory(&'static str),
@@ -38,7 +38,7 @@ impl Refusal {
         Self::System(what, error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// Whether it is the process that is refused, and not this region alone.
+    /// Whether all regions of the process are refused, and not this one alone.
     pub(super) fn is_for_all(&self) -> bool {
         matches!(self, Self::Off | Self::Threads | Self::Uring | Self::Pinned | Self::Busy | Self::System(..))
     }

@@ -42,7 +42,7 @@ pub(super) fn entries() -> Entries {
 #[derive(Clone, Copy)]
 struct Runner {
     thread: libc::pid_t,
-    /// Its processor time at the last look, and what is counted of it, in nanoseconds.
+    /// The thread's processor time at the last look, and what is counted of it, in nanoseconds.
     time: u64,
     counted: u64,
 }

@@ -69,7 +69,7 @@ pub(super) enum Event {
         to: usize,
         length: usize,
     },
-    /// Its bytes.
+    /// The program has given back the bytes of a range (madvise(2)).
     Removed {
         start: usize,
         end: usize,

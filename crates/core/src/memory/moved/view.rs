@@ -181,7 +181,7 @@ impl View {
         Self::map(descriptor, offset, length, is_writable)
     }
 
-    /// Its first byte.
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> usize {
         self.address
     }
