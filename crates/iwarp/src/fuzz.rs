@@ -161,9 +161,9 @@ enum PeerWait {
 /// What frames do to the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It goes on.
+    /// The queue pair goes on.
     Lives,
-    /// It is in error.
+    /// The queue pair is in error.
     Dies,
     /// The model does not foretell whether the queue pair goes on.
     Open,

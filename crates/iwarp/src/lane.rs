@@ -75,7 +75,7 @@ pub(crate) struct Lane {
     gathering: Arc<Gathering>,
     /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
     host: Arc<LocalHost>,
-    /// What its polls know of the latter.
+    /// What the polls of the lane know of messages without TCP.
     seen: Lock<ChannelSnapshot>,
     /// Polls in a row that have found the sockets empty.
     in_vain: AtomicU32,

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 /// Where the payload of the current message comes from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload {
-    /// It has none.
+    /// The message has no payload.
     None,
     /// A work request's elements or inline data.
     Request(SendWork),

@@ -78,7 +78,7 @@ pub(crate) struct Connecting {
     watched: Mutex<Option<WatchedSocket>>,
     /// The program has given up, perhaps at the instant at which the connection came to stand.
     given_up: AtomicBool,
-    /// It also wants to hear nothing more.
+    /// The program has given up, and also wants to hear nothing more.
     silent: AtomicBool,
     /// How often nobody listened.
     refusals: AtomicU32,
@@ -405,7 +405,7 @@ impl Greeting {
         Ok(())
     }
 
-    /// Its place is needed for another one.
+    /// Ends a connection that has sent no request, since another one needs its place.
     pub(crate) fn give_way(&self) {
         if let Some(socket) = self.end() {
             log!(Info, "a connection from {} sent no request and gives way", name(socket.peer()));

@@ -26,7 +26,8 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    /// What it holds. A relaxed access: what another process does to it meanwhile is no data race, and the compiler can neither read it again
+    /// The value of the word. A relaxed access: what another process does to it meanwhile is no data race, and the compiler can neither read it
+    /// again
     /// after it has been judged, nor write it on its own account.
     #[inline]
     pub(crate) fn get(&self) -> u64 {

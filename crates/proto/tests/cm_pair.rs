@@ -29,7 +29,7 @@ enum Stage {
     Established,
     /// The peer wants to release.
     Leaving,
-    /// It has released, or agreed to.
+    /// The program has released the connection, or agreed to its release.
     Left,
     /// Over; timed wait may follow.
     Over,

@@ -50,7 +50,7 @@ impl Load {
         self.is_full |= self.bytes + size > LONGEST_TRAIN as u32;
     }
 
-    /// Whether it had better leave.
+    /// Whether the batch had better leave.
     #[inline]
     pub(crate) fn fills_train(self) -> bool {
         self.is_full

@@ -53,13 +53,13 @@ pub(crate) struct Endpoint {
     pub(crate) is_receiving: AtomicBool,
     /// Packets of such messages so far. Changed with the lock.
     pub(crate) message_packets: AtomicU64,
-    /// Its lock is held while the kernel copies.
+    /// Whether the queue pair's lock is held while the kernel copies.
     pub(crate) busy: Busy,
     /// The lane counts it among those with a pending acknowledgement. Changed with the lock.
     is_ack_pending: AtomicBool,
     /// The lane has it in its list of those that may have one. Changed with the lock.
     is_listed: AtomicBool,
-    /// Which of its posts wait to be gathered.
+    /// Which posts of the queue pair wait to be gathered.
     gather: gather::Gather,
     inner: Lock<EndpointState>,
     /// Told what happens: the connection manager.
@@ -70,7 +70,7 @@ pub(crate) struct Endpoint {
 pub(crate) trait Observer: Send + Sync {
     /// The first packet of the peer has come (volume 1, section 12.9.7).
     fn heard(&self);
-    /// It has failed, or is destroyed.
+    /// The queue pair has failed, or is destroyed.
     fn ended(&self);
 }
 

@@ -407,7 +407,7 @@ fn cannot_join(group: IpAddr, interface: u32, errno: i32) -> Error {
     Error::new(errno, format!("the group {group} on interface {interface}: {why}"))
 }
 
-/// These members leave. A group in which nobody is left makes room for another: a socket has only so many.
+/// Removes members. A group in which nobody is left makes room for another: a socket has only so many.
 fn leave(lane: &Lane, members: &mut Vec<Member>, own: &Groups, leaves: impl Fn(&Member) -> bool) {
     let gone: Vec<(IpAddr, u32)> =
         members.iter().filter(|it| leaves(it)).map(|it| (it.group, it.interface)).collect();
@@ -442,11 +442,11 @@ fn tell(connection: &Connection, kind: HandoverKind, group: IpAddr, interface: u
 /// Watches the holder.
 struct Watcher {
     net: Arc<Net>,
-    /// When it was found, and the pause after it if that was only just now.
+    /// When the holder was found, and the pause after it if that was only just now.
     since: Duration,
     pause: Duration,
     connection: Arc<Connection>,
-    /// Whether it ran as our user when it took the port, so that its packets count while it does.
+    /// Whether the holder ran as our user when it took the port, so that its packets count while it does.
     trusted: bool,
     token: OnceLock<Token>,
 }

@@ -57,7 +57,7 @@ pub(crate) struct Lane {
     place: OnceLock<usize>,
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
-    /// What its polls know of the channels.
+    /// What the lane's polls know of the channels.
     channels: Lock<ChannelSnapshot>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
@@ -181,12 +181,12 @@ impl Lane {
         std::ptr::from_ref(self) as usize
     }
 
-    /// It has this place among all lanes.
+    /// Gives the lane its place among all lanes.
     pub(crate) fn enter(&self, place: usize) {
         let _ = self.place.set(place);
     }
 
-    /// Its place among all lanes that queue pairs have.
+    /// The lane's place among all lanes that queue pairs have.
     #[inline]
     pub(crate) fn place(&self) -> usize {
         self.place.get().copied().unwrap_or(0)

@@ -32,7 +32,7 @@ impl Limit {
         }
     }
 
-    /// Whether it may be done once more for an address.
+    /// Whether the limited thing may be done once more for an address.
     pub(crate) fn allows(&self, address: IpAddr, now: Duration) -> bool {
         let share = self.spread.hash_one(address) as usize % SHARES;
         let busy_until = &mut lock(&self.busy_until)[share];

@@ -50,11 +50,11 @@ pub(crate) struct PacketEffect {
     pub(crate) delays_ack: bool,
     /// The queue pair is in error.
     pub(crate) failed: bool,
-    /// It was the first packet of the peer.
+    /// The packet was the first one of the peer.
     pub(crate) first: bool,
     /// No deadline has come closer.
     pub(crate) brings_no_deadline: bool,
-    /// It took a receive for an unreliable message, and cost so much of a window.
+    /// The packet took a receive for an unreliable message, and cost so much of a window.
     pub(crate) took_receive: Option<u32>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Link {
     receives: Reader,
     /// What the peer may do: bits of [`memory::Access`].
     permitted: u32,
-    /// Whether it may have a read of its own under way.
+    /// Whether the queue pair may have a read of its own under way.
     reads: bool,
     /// The peer's queue pair.
     destination: u32,

@@ -162,7 +162,7 @@ struct Question {
     askers: Vec<u32>,
     asked: usize,
     hurries: u32,
-    /// When it left last.
+    /// When the question left last.
     sent: Duration,
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct LocationQuery {
     pub(crate) local: IpAddr,
     /// The address that it is at.
     pub(crate) peer: SocketAddr,
-    /// Its number.
+    /// The queue pair's number.
     pub(crate) number: u32,
 }
 
@@ -613,7 +613,7 @@ pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
 /// What a datagram of ours says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// It is a mark, and not about a queue pair.
+    /// The datagram is a mark, and not about a queue pair.
     mark: bool,
     method: u8,
     pub(crate) transaction: u64,

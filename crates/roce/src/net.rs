@@ -387,7 +387,7 @@ impl Net {
         }
     }
 
-    /// Whether this process holds the port, and the queue pair is another's.
+    /// Whether this process holds the port, and the queue pair is another process's.
     pub(crate) fn is_stray(&self, number: u32) -> bool {
         !matches!(number, GSI_QPN | MULTICAST) && self.gate.is_held() && !self.owns(block_of(number))
     }
@@ -613,7 +613,7 @@ impl Net {
 pub(crate) struct Feed {
     net: Arc<Net>,
     connection: Mutex<Option<Arc<Connection>>>,
-    /// Whether it ran as our user when it connected.
+    /// Whether the other process ran as our user when it connected.
     trusted: bool,
     token: OnceLock<Token>,
 }

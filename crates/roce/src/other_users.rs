@@ -19,9 +19,9 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// What a process connects for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// It asks something, now and then.
+    /// The process asks something, now and then.
     Asks,
-    /// It watches this process, which holds UDP port 4791. It says nothing, and is to learn of the end.
+    /// The process watches this one, which holds UDP port 4791. It says nothing, and is to learn of the end.
     Watches,
 }
 
@@ -42,7 +42,7 @@ struct OtherConnection {
     purpose: Purpose,
     /// None is one user more, of all whom the system does not name.
     user: Option<libc::uid_t>,
-    /// When it has said something, or has come.
+    /// When the other process has said something, or has come.
     heard: Duration,
 }
 

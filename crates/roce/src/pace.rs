@@ -53,7 +53,7 @@ struct State {
 /// A mark that waits.
 struct HeldMark {
     mark: Mark,
-    /// Its sender knows that it may begin nothing for now.
+    /// The sender of the mark knows that it may begin nothing for now.
     is_told: bool,
 }
 
@@ -85,9 +85,9 @@ struct Short {
 
 /// For how long a program is waited for, in the process's own time.
 struct Wait {
-    /// When it was last seen to keep up.
+    /// When the program was last seen to keep up.
     kept_up: Duration,
-    /// When it was, or packets of a message that it needs had come.
+    /// When the program last kept up, or packets of a message that it needs had come.
     moved: Duration,
     /// Packets of messages that had come by then.
     packets: u64,
@@ -98,7 +98,7 @@ impl Wait {
         Self { kept_up: now, moved: now, packets }
     }
 
-    /// It needs a message of which so many packets have come.
+    /// The program needs a message of which so many packets have come.
     fn come(&mut self, now: Duration, packets: u64) {
         if packets != self.packets && now < self.kept_up + MESSAGE_TIMEOUT {
             (self.moved, self.packets) = (now, packets);

@@ -73,7 +73,7 @@ impl Peers {
 /// A peer: a process at the other end, and the congestion window of all queue pairs that send to it. Its locks are held for an instant only.
 pub(crate) struct Peer {
     port: u16,
-    /// Whether it echoes marks.
+    /// Whether the peer echoes marks.
     echoes: AtomicBool,
     credit: Credit,
     marks: Mutex<Marks>,
@@ -86,7 +86,7 @@ pub(crate) struct Peer {
 /// What unreliable queue pairs have sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentTotals {
-    /// What it takes of the window.
+    /// The part of the window that these messages take.
     pub(crate) cost: u32,
     /// Messages that take their receive with it, of those that [`Peer::begin`] has admitted.
     pub(crate) begun: u32,
@@ -138,7 +138,7 @@ impl Marks {
 }
 
 impl Peer {
-    /// Where it lives shows whether it is one of us, which echoes marks, and what its socket takes.
+    /// The place of the peer shows whether it is an adverb, which echoes marks, and what its socket takes.
     pub(crate) fn learn_place(&self, place: Place) {
         let Some(room) = place.room else { return };
         self.echoes.store(true, Ordering::Relaxed);

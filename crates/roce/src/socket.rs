@@ -30,7 +30,7 @@ const IP_PMTUDISC_PROBE: i32 = 3;
 /// A UDP socket of the engine.
 pub(crate) struct Socket {
     fd: RawFd,
-    /// Whether it speaks IPv6, and IPv4 through mapped addresses; else IPv4 alone.
+    /// Whether the socket speaks IPv6, and IPv4 through mapped addresses; else IPv4 alone.
     dual: bool,
     port: u16,
     segments: bool,
@@ -171,12 +171,12 @@ impl Socket {
         self.segments
     }
 
-    /// Whether it receives trains as they were sent, if nothing on the way has cut them up.
+    /// Whether the socket receives trains as they were sent, if nothing on the way has cut them up.
     pub(crate) fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Whether it can send to `address`.
+    /// Whether the socket can send to `address`.
     #[cfg(test)]
     pub(crate) fn reaches(&self, address: &IpAddr) -> bool {
         self.dual || address.is_ipv4()

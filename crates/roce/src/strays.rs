@@ -48,11 +48,11 @@ impl Default for Strays {
 /// What has become of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoteOutcome {
-    /// It will be handed over.
+    /// The packet will be handed over.
     Kept,
-    /// Its CRC is wrong.
+    /// The packet's CRC is wrong.
     Damaged,
-    /// It is dropped: as many wait as may.
+    /// The packet is dropped: as many wait as may.
     TooMany,
 }
 
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// With its invariant CRC.
+    /// A packet with its invariant CRC behind it.
     fn sealed(mut packet: Vec<u8>) -> Vec<u8> {
         let host = IpAddr::from([127, 0, 0, 1]);
         let flow = Flow { source: host, destination: host, source_port: 7, destination_port: 4791 };

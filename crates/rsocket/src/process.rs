@@ -86,7 +86,7 @@ impl Socket {
         }
     }
 
-    /// Its own address (getsockname(2)).
+    /// The socket's own address (getsockname(2)).
     pub fn local_address(&self) -> Result<SocketAddr> {
         match self {
             Self::Stream(stream) => Ok(stream.local_address()),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Turns of the background thread before it looks after others.
 const TURNS: usize = 16;
-/// When it looks first whether there are polls, and the longest pause until it looks again.
+/// When the background thread looks first whether there are polls, and the longest pause until it looks again.
 const LOOK: Duration = Duration::from_micros(20);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
@@ -34,7 +34,7 @@ const UNDER_WAY: u32 = 1;
 const LEFT: u32 = 2;
 
 const AWAY: u8 = 0;
-/// It takes turns, as others do.
+/// The background thread takes turns, as others do.
 const BESIDE: u8 = 1;
 /// Others wait for it.
 const THROUGH: u8 = 2;
@@ -60,7 +60,7 @@ pub enum CopyProgress {
 pub trait Copier: Send + Sync {
     /// Takes a turn. None if another thread is at the queue pair.
     fn carry_on(&self) -> Option<CopyProgress>;
-    /// Whether it has long operations under way.
+    /// Whether the queue pair has long operations under way.
     fn is_copying(&self) -> bool;
 }
 
@@ -72,9 +72,9 @@ pub struct Copies {
     looks: AtomicU32,
     /// How often the background thread has been called: the last call counts.
     calls: AtomicU64,
-    /// Whether it is at a queue pair: [`AWAY`], [`BESIDE`], [`THROUGH`].
+    /// Whether the background thread is at a queue pair: [`AWAY`], [`BESIDE`], [`THROUGH`].
     presence: AtomicU8,
-    /// When it has last taken a turn, in nanoseconds.
+    /// When the background thread has last taken a turn, in nanoseconds.
     beat: AtomicU64,
     /// Counts polls. That it changes is all that counts, even where two polls meet.
     polls: AtomicU32,
@@ -225,7 +225,7 @@ enum Errand {
     Look,
     /// A post has called it, at this instant.
     Called(Duration),
-    /// It goes on with what a post has left to it.
+    /// The background thread goes on with what a post has left to it.
     Through,
 }
 
@@ -253,7 +253,8 @@ impl Beside {
         self.copies.polls.load(Ordering::Relaxed).wrapping_sub(self.polls) >= enough
     }
 
-    /// Whether it carries on to the end, and those who poll wait: a post has left the operations to it, and it has come before anybody polled. The bytes are in the caches of its
+    /// Whether the background thread carries on to the end, and those who poll wait: a post has left the operations to it, and it has come before
+    /// anybody polled. The bytes are in the caches of its
     /// processor then, where they are the next time as well.
     fn goes_through(&self) -> bool {
         match self.errand {

@@ -54,13 +54,13 @@ pub struct Direct {
 /// What has become of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It is carried out.
+    /// The request is carried out.
     Done,
     /// There is more of it.
     More,
     /// The kernel has to copy.
     Kernel,
-    /// It has to go as a packet.
+    /// The request has to go as a packet.
     Packet,
 }
 
@@ -363,7 +363,7 @@ enum InView {
     Done,
     /// Bytes are not there, here or at the other program's: it may be done in another way.
     Not,
-    /// It is done, and its result has found no place: it is not done twice, and the request fails as it would after the peer's answer.
+    /// The slice is done, and its result has found no place: it is not done twice, and the request fails as it would after the peer's answer.
     Lost,
 }
 

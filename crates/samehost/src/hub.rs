@@ -20,7 +20,7 @@ pub struct Hub<S: Side> {
     pub channels: Channels<S::Traffic>,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel<S::Traffic>>>>,
-    /// What they may use here.
+    /// The memory and queue pairs of this process that the others may use.
     pub sharing: Arc<Sharing>,
     /// Long operations in their memory.
     pub copies: Arc<Copies>,

@@ -23,7 +23,7 @@ pub(crate) struct MappingState {
     common: Mutex<Option<Arc<Common>>>,
     /// Uses by the kernel's copy. From [`WORTH`] on somebody has asked, or it cannot be.
     uses: AtomicU32,
-    /// It has been used since the last look.
+    /// The region has been used since the last look.
     is_used: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ impl MappingState {
         Some(common)
     }
 
-    /// Whether they are mapped, as it seems.
+    /// Whether the bytes are mapped, as it seems.
     pub(crate) fn is_there(&self) -> bool {
         lock(&self.common).is_some()
     }
@@ -109,7 +109,7 @@ impl Source for Joining {
     }
 }
 
-/// It looks whether a region is still used.
+/// Looks whether a region is still used.
 struct Looking(Arc<Region>);
 
 impl Looking {

@@ -47,7 +47,7 @@ impl Probe {
         PROBE.get_or_init(Probe::new)
     }
 
-    /// Where it lies.
+    /// The address of the probe.
     pub(crate) fn address(&self) -> u64 {
         std::ptr::from_ref(self) as u64
     }

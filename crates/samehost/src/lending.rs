@@ -21,7 +21,8 @@ impl Default for Lending {
 }
 
 impl Lending {
-    /// It is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly ever.
+    /// Lending is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly
+    /// ever.
     const FIRST: u32 = 16;
     const LAST: u32 = 4096;
     /// To move a region there and back costs about as much as the kernel's way costs more than a map's for so many times its length.

@@ -40,15 +40,15 @@ pub trait NeighbourLink: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Life {
-    /// It is there. Nobody here goes by its channel yet, so nothing is taken out.
+    /// The process is there. Nobody here goes by its channel yet, so nothing is taken out.
     Arriving,
-    /// It is there, and everybody who waited for its channel goes by it.
+    /// The process is there, and every queue pair that waited for its channel goes by it.
     Here,
-    /// It has broken the rules: nothing that it says counts.
+    /// The process has broken the rules: nothing that it says counts.
     Distrusted,
-    /// It has gone, or is to be nothing to us.
+    /// The process has gone, or is to be nothing to us.
     Ended,
-    /// It ended some time ago: it answers nothing any more.
+    /// The process ended some time ago: it answers nothing any more.
     Dead,
 }
 
@@ -74,9 +74,9 @@ pub struct Neighbour {
     announcer: Arc<HazardSlots>,
     witness: HazardView,
     loans: Arc<Loans>,
-    /// Where its memory is.
+    /// The memory of the other process, once it has said where that is.
     reach: Mutex<Option<Arc<Reach>>>,
-    /// What it knows of ours: [`TABLE`], [`MEMORY`].
+    /// The news of our memory that the other process has got: [`TABLE`], [`MEMORY`].
     told: AtomicU8,
     delays: AtomicU32,
     life: AtomicU8,
@@ -110,7 +110,7 @@ impl Neighbour {
         }
     }
 
-    /// Its number.
+    /// The number of the process.
     #[inline]
     pub fn process(&self) -> libc::pid_t {
         self.process
@@ -128,13 +128,13 @@ impl Neighbour {
         self.shares
     }
 
-    /// Whether it knows which of our memory it may use.
+    /// Whether the other process knows which of our memory it may use.
     #[inline]
     pub fn has_been_told(&self) -> bool {
         self.told.load(Ordering::SeqCst) != 0
     }
 
-    /// Whether it knows what of it can be mapped, too.
+    /// Whether the other process knows what of our memory can be mapped, too.
     #[inline]
     pub fn knows_what_to_map(&self) -> bool {
         self.told.load(Ordering::SeqCst) & MEMORY != 0
@@ -152,17 +152,17 @@ impl Neighbour {
         &self.announcer
     }
 
-    /// What it uses of ours.
+    /// The hazard words of the other process: what it uses of our memory.
     pub(crate) fn witness(&self) -> &HazardView {
         &self.witness
     }
 
-    /// Its memory, if that is in reach.
+    /// The memory of the other process, if that is in reach.
     pub fn reach(&self) -> Option<Arc<Reach>> {
         lock(&self.reach).clone()
     }
 
-    /// It has said where its memory is.
+    /// Takes note of where the other process has its memory, as it has said.
     ///
     /// # Errors
     /// Those of mmap(2), or of `descriptors`.
@@ -204,7 +204,7 @@ impl Neighbour {
         self.delays.load(Ordering::Relaxed)
     }
 
-    /// It has been waited for in vain. Returns how often by now.
+    /// Counts that the process has been waited for in vain. Returns how often by now.
     pub(crate) fn delay(&self) -> u32 {
         self.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -215,18 +215,18 @@ impl Neighbour {
         Life::of(self.life.load(Ordering::Acquire))
     }
 
-    /// Its life has come to this point, or has been further. Returns where it was before.
+    /// Moves the process's life on to this point, unless it has been further. Returns where it was before.
     pub fn comes_to(&self, life: Life) -> Life {
         Life::of(self.life.fetch_max(life as u8, Ordering::SeqCst))
     }
 
-    /// Whether it has gone, or broke the rules.
+    /// Whether the process has gone, or broke the rules.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.life() > Life::Here
     }
 
-    /// It has gone for good: it neither reads our memory, nor have we anything of its own.
+    /// Forgets a process that has gone for good: it neither reads our memory, nor have we anything of its own.
     pub fn forget(&self) {
         self.loans.end();
         *lock(&self.reach) = None;

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// It may use several.
+/// The thread may use several processors.
 const SEVERAL: i32 = -1;
-/// It has not looked yet.
+/// The thread has not looked yet.
 const UNKNOWN: i32 = -2;
 
 /// The only processor that a thread may use, if there is but one. Thread-safe.

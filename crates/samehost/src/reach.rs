@@ -53,7 +53,7 @@ pub struct Region {
     /// What peers call the first of the bytes that are mapped, and how many there are.
     inside: (u64, u64),
     view: Option<View>,
-    /// It was looked up before the process had told where it is to be mapped from.
+    /// The region was looked up before the process had told where it is to be mapped from.
     is_early: bool,
     /// The bytes, if their program shares them by itself.
     common: MappingState,
@@ -62,7 +62,7 @@ pub struct Region {
 /// What another process says of a queue pair of its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair {
-    /// Where it says so.
+    /// The entry of the queue pair in that process's table.
     pub(crate) index: u32,
     stamp: Stamp,
     /// The queue pair at the other end, as that process sees it.
@@ -86,19 +86,19 @@ impl Region {
         self.common.tidy(self.is_published())
     }
 
-    /// Whether its key stands for it now.
+    /// Whether the region's key stands for it now.
     #[inline(always)]
     pub fn is_published(&self) -> bool {
         self.table.stands(Kind::Key, self.number as usize, self.stamp)
     }
 
-    /// Its protection domain.
+    /// The region's protection domain.
     #[inline]
     pub(crate) fn domain(&self) -> u64 {
         self.opened.domain.into()
     }
 
-    /// What it permits.
+    /// The rights that the region gives.
     #[inline]
     pub(crate) fn access(&self) -> Access {
         self.opened.access
@@ -128,7 +128,7 @@ impl Region {
         self.opened.access.contains(right).then_some(self.opened.address + at)
     }
 
-    /// Whether it would be mapped by now, if it were looked up anew.
+    /// Whether the region would be mapped by now, if it were looked up anew.
     pub(crate) fn misses_view(&self, reach: &Reach) -> bool {
         self.is_early && self.opened.mapped.is_some() && reach.maps()
     }
@@ -196,7 +196,7 @@ impl Regions {
 }
 
 impl Reach {
-    /// By its table, and what the kernel does.
+    /// The memory of a process, by its table, and by what the kernel does.
     pub(crate) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
@@ -212,13 +212,13 @@ impl Reach {
         })
     }
 
-    /// What it says can be mapped lies in this descriptor. The first call counts.
+    /// Takes the descriptor in which the process's mappable memory lies. The first call counts.
     pub(crate) fn learn(&self, memory: OwnedFd) {
         let noted = ForkClosedFd::of(memory.as_raw_fd());
         let _ = self.memory.set((noted, memory));
     }
 
-    /// Whether that is known.
+    /// Whether the descriptor of the process's mappable memory is known.
     pub(crate) fn maps(&self) -> bool {
         self.memory.get().is_some()
     }
@@ -290,7 +290,7 @@ impl Reach {
         Some(Pair { index: index as u32, stamp, back: back as u32, domain, allowed })
     }
 
-    /// Whether that is published still.
+    /// Whether the process still publishes this of the queue pair.
     #[inline(always)]
     pub(crate) fn says(&self, pair: &Pair) -> bool {
         self.table.stands(Kind::Pair, pair.index as usize, pair.stamp)

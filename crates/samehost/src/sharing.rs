@@ -102,7 +102,7 @@ pub struct PublishedPair {
 #[derive(Clone)]
 struct PublishedRegion {
     region: Weak<MemoryRegion>,
-    /// Where it is to be mapped from, if it can be.
+    /// Where the region is to be mapped from, if it can be.
     place: Option<Place>,
 }
 
@@ -154,7 +154,7 @@ pub struct Terms {
     pub number: u32,
     /// The number of the peer's queue pair.
     pub peer: u32,
-    /// Its protection domain.
+    /// The queue pair's protection domain.
     pub domain: u32,
     /// Bits of [`adverb_core::memory::Access`].
     pub access: u32,

@@ -7,9 +7,9 @@ use adverb_core::request::Opcode;
 /// What an operation does to the program's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// It reads bytes there.
+    /// The operation reads bytes of the program's memory.
     Out,
-    /// It brings bytes.
+    /// The operation brings bytes into the program's memory.
     In,
 }
 

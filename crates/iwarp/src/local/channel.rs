@@ -53,9 +53,10 @@ fn find<'a>(
 /// What has become of a record without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordOutcome {
-    /// It is in the channel. The other side looks by itself.
+    /// The record is in the channel. The other side looks by itself.
     Polls,
-    /// It is in the channel, and the other side sleeps. The caller is to [ring](Channel::ring), best without a lock, since that takes a system call.
+    /// The record is in the channel, and the other side sleeps. The caller is to [ring](Channel::ring), best without a lock, since that takes a
+    /// system call.
     Sleeps,
     /// The channel has no room.
     Full,

@@ -82,7 +82,7 @@ impl Visitor {
         *lock(&self.connection) = None;
     }
 
-    /// It asks for the end of a connection.
+    /// Answers a visitor that asks for the end of a connection.
     fn asked(&self, asked: QuestionMessage, connection: &Connection) {
         let QuestionMessage { ends, end } = asked;
         let peer = RemoteEnd { process: connection.process(), end };

@@ -119,7 +119,7 @@ impl Inbox {
         self.owes_progress.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is; that is the caller's from now on.
+    /// Whether the peer is still to be told. If so, the caller has to tell it from now on.
     #[inline]
     pub(crate) fn takes_debt(&self) -> bool {
         self.owes_progress.load(Ordering::Relaxed) && self.owes_progress.swap(false, Ordering::SeqCst)

@@ -33,7 +33,7 @@ const INVALIDATES: u8 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
-    /// Its sender takes in what comes from now on.
+    /// The sender takes in what comes from now on.
     Greeting = 1,
     /// A Send.
     Send = 2,

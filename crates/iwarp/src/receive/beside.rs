@@ -11,14 +11,14 @@ use std::sync::Arc;
 /// What has become of a message that has just come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ArrivalOutcome {
-    /// It is taken in. `looks`: somebody has to see to what follows.
+    /// The message is taken in. `looks`: somebody has to see to what follows.
     TakenIn {
         /// See above.
         looks: bool,
     },
-    /// It is to wait.
+    /// The message is to wait.
     TooEarly,
-    /// It is for a connection that has ended.
+    /// The message is for a connection that has ended.
     TooLate,
 }
 

@@ -105,11 +105,11 @@ impl Marks {
 
 /// What becomes of a request.
 pub(super) enum DirectOutcome {
-    /// It is carried out, or sent, without TCP.
+    /// The request is carried out, or sent, without TCP.
     Done,
-    /// It goes by TCP.
+    /// The request goes by TCP.
     Tcp,
-    /// Its turn comes later.
+    /// The request's turn comes later.
     Later,
     /// A fence is to be sent, for whose answer it waits.
     Fence,
@@ -120,7 +120,7 @@ pub(super) enum DirectOutcome {
 pub(super) enum Ends {
     /// The request.
     Request,
-    /// Its first part: immediate data follow.
+    /// The first part of a request: immediate data follow.
     Part,
 }
 
@@ -162,7 +162,7 @@ impl Tx {
         }
     }
 
-    /// It ends.
+    /// A turn ends.
     pub(super) fn end_turn(&mut self, endpoint: &Endpoint) {
         if self.near.is_some() {
             self.begins_to_copy |= self.copies && !endpoint.is_copying();

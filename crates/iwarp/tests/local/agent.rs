@@ -25,14 +25,14 @@ pub(crate) fn length_of(number: u64) -> usize {
     [8, 0, 1, 64, 4096, 4097, 65_000, 100, 1000, 17, 5000][number as usize % 11]
 }
 
-/// Its bytes.
+/// The bytes of a message.
 pub(crate) fn message(number: u64) -> Vec<u8> {
     let byte =
         |at: usize| (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (at % 8 * 8)) as u8 ^ (at / 8) as u8;
     (0..length_of(number)).map(byte).collect()
 }
 
-/// What it has made, by index.
+/// An agent, with what it has made, by index.
 #[derive(Default)]
 pub(crate) struct Agent {
     sides: Vec<Side>,

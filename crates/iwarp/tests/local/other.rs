@@ -23,7 +23,7 @@ pub(crate) const OPEN: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 /// How the target gives its memory to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// Its pages are mapped: they are moved while its only thread is in a verbs call.
+    /// The target's pages are mapped: they are moved while its only thread is in a verbs call.
     Mapped,
     /// The target's pages cannot be mapped: the kernel copies.
     Kernel,

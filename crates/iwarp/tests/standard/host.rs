@@ -294,7 +294,7 @@ impl Region {
         Sge { address: self.address() + offset as u64, length: length as u32, lkey: self.key() }
     }
 
-    /// What it holds now.
+    /// The bytes of the region, as they are now.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         // SAFETY: leaked memory of this length.
         (0..self.length).map(|at| unsafe { self.first.add(at).read_volatile() }).collect()

@@ -14,7 +14,7 @@ use super::Producer;
 const OFFERED: u64 = 1;
 /// The consumer is reading.
 const CLAIMED: u64 = 2;
-/// It has finished, or does not need it.
+/// The consumer has finished, or does not need the payload.
 const DONE: u64 = 3;
 /// Withdrawn, see [`Withdrawal`].
 const LOST: u64 = 4;

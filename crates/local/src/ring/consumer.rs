@@ -203,7 +203,7 @@ impl Record<'_> {
         self.claims().check()
     }
 
-    /// It is not, or will not be, read any more.
+    /// Ends the claim: the payload is not, or will not be, read any more.
     pub fn end_claim(&self) {
         self.claims().end();
     }

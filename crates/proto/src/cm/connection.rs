@@ -139,9 +139,9 @@ type Group<P> = BTreeMap<P, VecDeque<(u64, u32)>>;
 /// What becomes of a request, by the number of those that wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
-    /// It waits, too.
+    /// The request waits, too.
     Free,
-    /// It takes the place of this one, of a peer that has more than the newcomer would have.
+    /// The request takes the place of this one, of a peer that has more than the newcomer would have.
     InsteadOf(u32),
     /// There is none.
     Full,

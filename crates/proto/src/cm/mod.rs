@@ -178,11 +178,11 @@ pub enum Error {
 /// Why a datagram has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IgnoreReason {
-    /// It is no message of connection management.
+    /// The datagram is no message of connection management.
     Malformed,
     /// Nobody knows what it is about.
     Unknown,
-    /// It does not fit the state of its connection; mostly, it came twice.
+    /// The datagram does not fit the state of its connection; mostly, it came twice.
     State,
     /// There is no room for another connection or unanswered request. The peer will ask again.
     Full,

@@ -64,7 +64,7 @@ impl Service {
 // IB-RC-REQ-55
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CompletionStatus {
-    /// It is done.
+    /// The request is done.
     Success,
     /// The payload, or the place for a response, could not be accessed in the program's own memory.
     LocalProtection,

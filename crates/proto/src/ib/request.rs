@@ -167,7 +167,7 @@ pub struct Source {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) request: Request,
-    /// Its first packet sequence number.
+    /// The first packet sequence number of the request.
     pub(super) first_psn: u32,
     /// How many it takes: packets of the request, or of the response to a read.
     pub(super) packets: u32,
@@ -175,7 +175,7 @@ pub(super) struct Entry {
     pub(super) ssn: u32,
     /// Something of it was sent more than once.
     pub(super) repeated: bool,
-    /// It failed at this end and completes like this when all before it are complete.
+    /// The request failed at this end and completes like this when all before it are complete.
     pub(super) fault: Option<CompletionStatus>,
 }
 

@@ -63,9 +63,9 @@ pub enum Refusal {
     Invalid,
     /// Access to the memory is not allowed.
     Access,
-    /// It could not be carried out.
+    /// The request could not be carried out.
     Operational,
-    /// Its payload did not come with the packet and cannot be had. It counts as one that was lost: the peer is told nothing.
+    /// The request's payload did not come with the packet and cannot be had. It counts as one that was lost: the peer is told nothing.
     Missing,
 }
 
@@ -109,13 +109,13 @@ pub enum DeliveryKind {
 /// A message that has arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Delivery {
-    /// Its length in bytes.
+    /// The length of the message, in bytes.
     pub length: u32,
     /// Immediate data.
     pub immediate: Option<u32>,
     /// The key that was invalidated.
     pub invalidated: Option<u32>,
-    /// What it is.
+    /// The kind of the message.
     pub kind: DeliveryKind,
     /// The completion is a solicited event.
     pub solicited: bool,
@@ -124,7 +124,7 @@ pub struct Delivery {
 /// Why the message that a receive was taken for has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReceiveFault {
-    /// It is longer than the receive's buffers (local length error).
+    /// The message is longer than the receive's buffers (local length error).
     Length,
     /// The buffers could not be written (local protection error).
     Protection,
@@ -223,15 +223,15 @@ pub trait ResponderHost {
 /// Why a packet was dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DropReason {
-    /// It is of no request that the service has.
+    /// The packet is of no request that the service has.
     Opcode,
-    /// Its Q_Key is not the queue pair's.
+    /// The packet's Q_Key is not the queue pair's.
     QueueKey,
     /// The responder has refused a request and is in error.
     Failed,
     /// A duplicate read or atomic whose answer is not known any more, or is about to go out anyway.
     Unanswerable,
-    /// Its payload cannot be had.
+    /// The packet's payload cannot be had.
     Missing,
     /// Unreliable connection: packets before it are missing, or the rest of its message was dropped.
     Gap,
@@ -247,9 +247,9 @@ pub enum DropReason {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Verdict {
-    /// It was carried out.
+    /// The packet was carried out.
     Accepted,
-    /// It had been carried out before, and is answered again.
+    /// The packet had been carried out before, and is answered again.
     Duplicate,
     /// A packet before it is missing.
     OutOfSequence,
@@ -258,11 +258,11 @@ pub enum Verdict {
     /// Reads before it have to be answered first, and nothing has happened. Its user takes it, and what follows it, once more when some answers have
     /// gone out; or else has the peer send it again ([`Responder::ask_again`]).
     Postponed,
-    /// It is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
+    /// The packet is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
     /// out. An invalid request is an asynchronous "request error", a remote access error an "access error"; an
     /// operational error was this end's.
     Refused(NakCode),
-    /// It was dropped without an answer.
+    /// The packet was dropped without an answer.
     Dropped(DropReason),
 }
 
@@ -288,7 +288,7 @@ enum Message {
 /// What the peer has been told of the expected packet.
 #[derive(Clone, Copy, Debug)]
 enum SentNak {
-    /// It is missing. The highest number of those dropped since this was told.
+    /// The packet is missing. `highest`: the highest number of those dropped since this was told.
     Missing { highest: u32 },
     /// There is no receive for it.
     NotReady,
@@ -394,7 +394,7 @@ impl Responder {
             && length <= self.options.mtu
     }
 
-    /// Its user has carried out a Send [that it might](Responder::is_clear_for), whose sender asks for an acknowledgement.
+    /// The user of the responder has carried out a Send [that it might](Responder::is_clear_for), whose sender asks for an acknowledgement.
     // IB-RC-RSP-50
     #[inline]
     pub fn took_send(&mut self) {
@@ -406,7 +406,7 @@ impl Responder {
         self.pending_acknowledgement = self.pending_acknowledgement.max(PendingReply::Acknowledgement);
     }
 
-    /// Its user has taken a receive of `room` bytes: the next message that takes one gets it.
+    /// The user of the responder has taken a receive of `room` bytes: the next message that takes one gets it.
     pub fn give_receive(&mut self, room: u64) {
         self.spare_receive = Some(room);
     }

@@ -12,12 +12,12 @@ use super::requester::{Feedback, Loss};
 
 /// Cost of a large packet, the unit that the window is kept in.
 const UNIT: u32 = 4096 + PACKET_COST;
-/// Where it starts.
+/// The size of the window at the start.
 const INITIAL: u32 = 8 * UNIT;
 /// Up to here it grows twofold in a round trip at first: short of what a socket buffer of the usual size holds, or the
 /// first overshoot alone would lose as much again.
 const INITIAL_THRESHOLD: u32 = 32 * UNIT;
-/// Where it falls after a timeout.
+/// The size of the window after a timeout.
 const LEAST: u32 = 2 * UNIT;
 /// The round trip that is assumed while none has been measured.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(1);
@@ -57,7 +57,7 @@ impl Window {
         }
     }
 
-    /// It never exceeds `limit` from now on.
+    /// Sets the most that the window may have from now on.
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit.max(LEAST);
         self.size = self.size.min(self.limit);

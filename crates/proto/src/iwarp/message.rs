@@ -404,7 +404,7 @@ impl Segment {
 /// The FPDU takes `head_len + payload_len + trailer_len` bytes of the stream, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// What it is.
+    /// The segment in the FPDU.
     pub segment: Segment,
     /// Bytes before the payload.
     pub head_len: usize,

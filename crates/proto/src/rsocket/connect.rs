@@ -12,13 +12,13 @@ const MAPPINGS: u8 = 2;
 /// One side's introduction. Its numbers travel in network order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// Whether its memory has the most significant byte first.
+    /// Whether the memory of this side has the most significant byte first.
     pub big_endian: bool,
     /// Messages that it takes before it says more.
     pub credits: u16,
     /// Entries of its table of mappings, behind the targets.
     pub mappings: u16,
-    /// Where it wants new targets written; `length` is their number.
+    /// Where this side wants new targets written; `length` is their number.
     pub targets: Target,
     /// The first target for data.
     pub data: Target,

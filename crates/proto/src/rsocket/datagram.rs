@@ -89,7 +89,7 @@ pub enum HelloKind {
 /// A UDP packet that names a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What it is.
+    /// The kind of the packet.
     pub kind: HelloKind,
     /// The sender's queue pair.
     pub queue_pair: u32,

@@ -69,7 +69,7 @@ impl Message {
 pub struct Target {
     /// First byte.
     pub address: u64,
-    /// Its key.
+    /// The key of the memory.
     pub key: u32,
     /// Bytes, or entries of a table.
     pub length: u32,

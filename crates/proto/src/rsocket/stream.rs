@@ -53,9 +53,9 @@ pub struct WriteTo {
 pub struct Offer {
     /// How many bytes.
     pub length: usize,
-    /// Where they go first, in the send buffer; nowhere if they are few enough to be sent inline.
+    /// Where the data go first, in the send buffer; nowhere if they are few enough to be sent inline.
     pub place: Pieces,
-    /// Where they are written.
+    /// Where the data are written.
     pub to: WriteTo,
     /// What the peer is told; nothing, if it is not to know.
     pub message: Option<Message>,
@@ -186,7 +186,7 @@ impl Stream {
         }
     }
 
-    /// What it tells the peer, with the place of its table ([`TARGETS`] targets, then the mappings) and of its receive buffer.
+    /// The introduction of this side, with the place of its table ([`TARGETS`] targets, then the mappings) and of its receive buffer.
     pub fn introduce(&mut self, table: WriteTo, data: WriteTo) -> Connect {
         self.own = data;
         let target = |to: WriteTo, length: u32| Target { address: to.address, key: to.key, length };

@@ -23,13 +23,13 @@ impl Endpoint {
         self.lane.transmit();
     }
 
-    /// Whether it has a delayed acknowledgement.
+    /// Whether the queue pair has a delayed acknowledgement.
     #[inline]
     pub(crate) fn has_pending_ack(&self) -> bool {
         self.is_ack_pending.load(Ordering::Relaxed)
     }
 
-    /// Its turn has come: what happens from now on needs another one.
+    /// The queue pair's turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
         self.gather.taken();
         // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.

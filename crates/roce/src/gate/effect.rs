@@ -22,7 +22,7 @@ impl Other {
         Self { here: Arc::new(here), there }
     }
 
-    /// What it is told.
+    /// The next message that the other process has been sent, if there is one.
     fn hears(&self) -> Option<Vec<u8>> {
         let mut buffer = [0; 512];
         self.there.receive(&mut buffer).ok().map(<[u8]>::to_vec)

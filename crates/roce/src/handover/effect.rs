@@ -96,7 +96,7 @@ impl Other {
         Self { feed: Feed::of(net, here.clone(), trusted), here, there }
     }
 
-    /// It says something, which this process takes in.
+    /// The other process says something, which this process takes in.
     fn says(&self, message: &[u8], descriptors: &[&OwnedFd]) {
         let descriptors: Vec<_> = descriptors.iter().map(|it| it.as_raw_fd()).collect();
         self.there.send_with(&[message], &descriptors).expect("there is room");

@@ -21,9 +21,9 @@ impl Waiting {
 /// What has become of a packet that came while others waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HoldOutcome {
-    /// It waits behind them.
+    /// The packet waits behind the others.
     Behind,
-    /// It waits already.
+    /// The packet waits already.
     Repeated,
     /// There was no room for it, or one before it is missing.
     Lost,
@@ -81,7 +81,7 @@ impl HeldPackets {
         Some(waiting)
     }
 
-    /// Its time has not come yet.
+    /// Puts a packet back whose time has not come yet.
     pub(super) fn put_back(&mut self, waiting: Waiting) {
         self.put_in(waiting, VecDeque::push_front);
     }

@@ -23,7 +23,7 @@ const ECN_CAPABLE: u8 = 2;
     reason = "a link lies on the heap, and the way within the host is to be short"
 )]
 pub(super) enum Road {
-    /// It is being looked for.
+    /// The way to the peer is being looked for.
     Sought,
     /// To a UDP port of the peer's address.
     Network(Place),
@@ -66,7 +66,7 @@ impl Link {
         self.destination
     }
 
-    /// Whether it is not known yet how packets go to this queue pair, and that is the peer's.
+    /// Whether the peer's queue pair has this number, and the link is still looking for the way to it.
     pub(crate) fn seeks(&self, number: u32) -> bool {
         matches!(self.road, Road::Sought) && number == self.destination
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 /// What such threads know of a queue pair without its lock.
 #[derive(Default)]
 pub(crate) struct Beside {
-    /// Its packets go by a channel.
+    /// The queue pair's packets go by a channel.
     is_bound: AtomicBool,
     /// The channel that the queue pair's packets go by, with a lock of its own.
     /// Some threads do not wait for the queue pair's lock, which is held while the kernel copies.

@@ -38,7 +38,8 @@ impl Local {
         true
     }
 
-    /// It is decided how connections with a process go, for which this queue pair has waited. It may have another peer by now, who is sought then.
+    /// The handshake has decided how connections with a process go, for which this queue pair has waited. The queue pair may have another peer by
+    /// now, and looks for that one then.
     pub(super) fn decided(&self, endpoint: &Endpoint, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
         let Some((route, number)) = endpoint.peer() else {
             return;

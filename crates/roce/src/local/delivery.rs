@@ -20,7 +20,7 @@ const RECEIVE_TIMEOUT: Duration = Duration::from_millis(200);
 /// A packet or a straight message that has come by a channel, on its way to its queue pair.
 pub(crate) struct Delivery<'a> {
     pub(super) channel: &'a Channel,
-    /// Where its payload is that does not lie in a packet.
+    /// The memory that has the payload, if that does not lie in a packet.
     pub(crate) elsewhere: &'a Source<'a>,
     /// Of a message that has come straight: a packet of ours that is acknowledged beside it, and all before that.
     pub(crate) acknowledged: Option<u32>,

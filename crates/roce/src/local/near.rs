@@ -37,11 +37,11 @@ pub(crate) struct Near {
     permitted: u32,
     /// Whether the queue pair may have reads under way.
     reads: bool,
-    /// What it does in memory of the peer's process by itself.
+    /// The operations that the queue pair carries out in memory of the peer's process by itself.
     direct: Direct,
     /// By this the peer's process does the same here.
     published: Option<PublishedPair>,
-    /// What it sends from time and again, and whether that is to be looked at.
+    /// The memory that the queue pair sends from time and again, and whether that is to be looked at.
     lending: Lending,
     lends_often: bool,
 }
@@ -49,13 +49,13 @@ pub(crate) struct Near {
 /// What has become of a request in its turn at the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TurnOutcome {
-    /// It is carried out, or a part of it is: the next look finds what comes next.
+    /// The request is carried out, or a part of it is: the next look finds what comes next.
     On,
     /// What was posted before comes first.
     Later,
-    /// It goes on beside the lane.
+    /// The request goes on beside the lane.
     Beside,
-    /// It needs a packet.
+    /// The request needs a packet.
     Packet,
 }
 
@@ -142,12 +142,12 @@ impl Near {
         Carrier::of(&self.channel)
     }
 
-    /// Whether this has come from the peer's process.
+    /// Whether a delivery has come from the peer's process.
     pub(crate) fn has_sent(&self, delivery: &Delivery<'_>) -> bool {
         self.goes_by(delivery.channel)
     }
 
-    /// Whether this channel leads there.
+    /// Whether a channel is the one to the peer's process.
     #[inline]
     pub(super) fn goes_by(&self, channel: &Channel) -> bool {
         std::ptr::eq(&*self.channel, channel)

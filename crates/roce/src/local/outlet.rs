@@ -39,7 +39,7 @@ impl Carrier {
         Self(Some(channel.clone()))
     }
 
-    /// Whether it is a channel.
+    /// Whether the packets leave by a channel.
     #[inline]
     pub(crate) fn is_within_host(&self) -> bool {
         self.0.is_some()
@@ -57,7 +57,8 @@ impl Carrier {
         }
     }
 
-    /// Its outlet has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who wait for its socket. Unreliable senders do not wait for long.
+    /// Takes note that the outlet has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who
+    /// wait for its socket. Unreliable senders do not wait for long.
     pub(crate) fn waits(&self, endpoint: &Endpoint, is_reliable: bool) -> bool {
         match &self.0 {
             None => false,
@@ -106,7 +107,7 @@ impl Outlet<'_> {
         }
     }
 
-    /// Whether it has no room, and none is to be expected: what is unreliable is lost, then.
+    /// Whether the outlet has no room, and none is to be expected: what is unreliable is lost, then.
     pub(crate) fn loses(&mut self) -> bool {
         if !matches!(self, Self::Host(departure) if departure.channel.is_stuck()) {
             return false;

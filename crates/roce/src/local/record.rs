@@ -80,7 +80,7 @@ pub(super) fn piece(piece: Piece, key: Option<u32>) -> [u8; PIECE] {
 /// The right to the memory that a record speaks of.
 pub(super) struct Lease<'a> {
     record: &'a Record<'a>,
-    /// Where it is mapped.
+    /// The mapped region with the memory, once it was looked for.
     region: OnceCell<Arc<Region>>,
     /// Bytes have come from there.
     is_used: Cell<bool>,

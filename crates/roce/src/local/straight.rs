@@ -49,7 +49,7 @@ pub(crate) const START: usize = WORDS * 8;
 pub(crate) struct Straight {
     /// The queue pair that it is for.
     pub(crate) destination: u32,
-    /// Its packet sequence number.
+    /// The packet sequence number.
     pub(crate) number: u32,
     /// Bytes of payload.
     pub(crate) length: u32,

@@ -144,7 +144,7 @@ struct Receiver {
 /// What becomes of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// It is for this process, or for nobody who lives: then it is answered here.
+    /// The datagram is for this process, or for nobody who lives: then it is answered here.
     Here,
     Passed,
     /// Too much has been looked for, because of its sender: it asks again.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 pub(super) enum IncomingRequest {
     /// A connection.
     Connection {
-        /// Its message.
+        /// The request that asked for the connection.
         request: Box<Req>,
         /// What both sides said so far.
         agreement: Agreement,

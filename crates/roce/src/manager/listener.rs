@@ -64,7 +64,7 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Whether it takes what was sent to a local address (IB-CM-39).
+    /// Whether the listener takes what was sent to a local address (IB-CM-39).
     pub(super) fn takes(&self, local: IpAddr) -> bool {
         let own = self.address.ip();
         match own.is_unspecified() {
@@ -95,7 +95,7 @@ impl Drop for Handle {
 /// Sockets by which other processes hand requests over.
 struct Inlets(Vec<Door>);
 
-/// One of them.
+/// A socket by which other processes hand requests over.
 struct Door {
     inlet: Arc<Inlet>,
     _socket: seqpacket::Listener,

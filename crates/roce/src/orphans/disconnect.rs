@@ -39,7 +39,7 @@ const ENOUGH: u32 = 2;
 /// A peer that is to hear it.
 struct Peer<'a> {
     entry: &'a Entry,
-    /// Where it lives, and how often it was told there.
+    /// The UDP port that the peer lives behind, and how often it was told there.
     port: Option<u16>,
     told: u32,
 }

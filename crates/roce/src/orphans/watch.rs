@@ -22,7 +22,7 @@ pub struct Watching {
 
 /// A process that writes into the record.
 struct Process {
-    /// Its name there.
+    /// The name of the process in the record.
     owner: u32,
     pid: libc::pid_t,
     /// Readable when it has ended; none where the system has no such thing.

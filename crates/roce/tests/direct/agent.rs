@@ -11,7 +11,7 @@ use adverb_core::request::{Opcode, SendRequest};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What it has made, by index.
+/// An agent, with what it has made, by index.
 pub(crate) struct Agent {
     pub(crate) site: Site,
     pub(crate) homes: Vec<Home>,

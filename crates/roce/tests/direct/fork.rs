@@ -54,7 +54,7 @@ impl Twin {
         Self { process, go: go.unwrap() }
     }
 
-    /// What it has seen.
+    /// The hash of the bytes that the child has seen.
     pub(crate) fn ask(self) -> u64 {
         drop(self.go);
         wait(self.process)

@@ -20,15 +20,15 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// Bytes of what a hostile process says to be its memory.
 const LENGTH: u64 = 1 << 20;
-/// Where it says that its memory begins.
+/// The address at which a hostile process says that its memory begins.
 const FIRST: u64 = 0x7000_0000_0000;
 /// A key about which it says nothing but the truth.
 const GOOD: u32 = 0x1234_5601;
 
-/// Its own engine says nothing about its memory.
+/// The tier of a hostile process: its own engine says nothing about its memory.
 const LIAR: Tier = Tier::Packets;
 
-/// What it says of its keys: first byte, length, offset, access, domain.
+/// Lies of a hostile process about its keys: first byte, length, offset, access, domain.
 const LIES: [[u64; 5]; 17] = [
     [FIRST, 0, 0, 0xF, 1],
     [FIRST, u64::MAX, 0, 0xF, 1],

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// How the target gives its memory to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// Its pages are mapped: they are moved while its only thread is in a verbs call.
+    /// The target's pages are mapped: they are moved while its only thread is in a verbs call.
     Mapped,
     /// The target's pages cannot be mapped: the kernel copies.
     Kernel,

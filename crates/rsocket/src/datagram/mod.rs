@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A datagram socket. Thread-safe: nothing is locked while a call waits.
 pub struct Datagram {
-    /// Its descriptor is the socket's number.
+    /// The UDP socket, whose descriptor is the socket's number.
     udp: UdpSocket,
     pub(crate) flags: Flags,
     waiters: Waiters,
@@ -154,7 +154,7 @@ impl Datagram {
         self.peer(&mut inner, peer).map(drop)
     }
 
-    /// Its own address (getsockname(2)).
+    /// The socket's own address (getsockname(2)).
     pub fn local_address(&self) -> Result<SocketAddr> {
         udp(self.udp.local_addr())
     }
@@ -172,7 +172,7 @@ impl Datagram {
         if set == 0 { Ok(()) } else { Err(Error::system("setsockopt")) }
     }
 
-    /// Before it is closed: what was sent leaves.
+    /// Lets what was sent leave, before the socket is closed.
     pub(crate) fn shut_for_close(&self) {
         let step = || {
             let _whole = CancellationGuard::new();

@@ -17,7 +17,7 @@ pub(super) struct Peer {
     pub(super) pair: usize,
     /// The way to its queue pair, once it has told.
     pub(super) found: Option<(Path, u32)>,
-    /// When it was met last, in meetings.
+    /// When the peer was met last, in meetings.
     met: u64,
 }
 

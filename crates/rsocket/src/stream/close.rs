@@ -41,7 +41,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Before it is closed: the peer is told, and everything leaves.
+    /// Tells the peer, and lets everything leave, before the socket is closed.
     pub(crate) fn shut_for_close(&self) {
         self.end_keepalive();
         let message = {

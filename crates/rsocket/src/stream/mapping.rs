@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(super) struct MappedRegion {
     region: Arc<MemoryRegion>,
     offset: u64,
-    /// Its entry in the peer's table; none if only this side uses it.
+    /// The memory's entry in the peer's table; none if only this side uses it.
     index: Option<u16>,
     /// Whether the peer is still to be told.
     untold: bool,

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A stream socket. Thread-safe: nothing is locked while a call waits.
 pub struct Stream {
-    /// Its descriptor is the socket's number.
+    /// The channel of events, whose descriptor is the socket's number.
     channel: Arc<EventChannel>,
     identifier: Arc<Identifier>,
     pub(crate) flags: Flags,
@@ -124,7 +124,7 @@ impl Stream {
         self.identifier.bind(address)
     }
 
-    /// Its own address (getsockname(2)).
+    /// The socket's own address (getsockname(2)).
     pub fn local_address(&self) -> SocketAddr {
         let _whole = CancellationGuard::new();
         let domain = self.lock().options.domain;

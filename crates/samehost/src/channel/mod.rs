@@ -129,7 +129,7 @@ pub struct Channel<T: Traffic> {
     is_timed: AtomicBool,
     /// How often waiting has come to an end.
     woken: AtomicU64,
-    /// It alone counts packets and messages under its locks: the first channel.
+    /// This channel alone counts packets and messages under its locks: it is the first one.
     counts_alone: bool,
     /// By which polls see that there is nothing, without the receiving lock: a look, and where.
     glance: Glance,
@@ -227,7 +227,7 @@ impl<T: Traffic> Channel<T> {
         self.guard.get().expect("set when the channel was made")
     }
 
-    /// What it carries.
+    /// The transport's part of the channel.
     #[inline]
     pub fn traffic(&self) -> &T {
         &self.traffic
@@ -249,7 +249,7 @@ impl<T: Traffic> Channel<T> {
         self.neighbour.life() == Life::Dead
     }
 
-    /// Whether it has gone: it may have broken the rules, too.
+    /// Whether the other process has gone. It may have broken the rules, too.
     pub fn has_gone(&self) -> bool {
         self.neighbour.life() >= Life::Ended
     }

@@ -56,7 +56,8 @@ pub trait Side: Send + Sync + Sized + 'static {
     /// # Errors
     /// EMFILE and ENOMEM, as a rule.
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel<Self::Traffic>>>;
-    /// It is decided how connections with a process go: by this channel, which is to [enter](Hub::enter), or by the network. Called once for each verdict; `waiting` are those who have asked. With no lock held.
+    /// The handshake has decided how connections with a process go: by this channel, which is to [enter](Hub::enter), or by the network. Called
+    /// once for each verdict; `waiting` are those who have asked. With no lock held.
     fn decided(
         self: &Arc<Self>,
         process: libc::pid_t,
@@ -73,7 +74,7 @@ pub enum Way<C> {
     Network,
     /// By a channel.
     Channel(Arc<C>),
-    /// It is not decided yet. Whoever has asked is told.
+    /// The handshake is not over yet. Its askers are told later.
     Undecided,
 }
 

@@ -69,7 +69,7 @@ impl fmt::Display for Packet<'_> {
     }
 }
 
-/// Whether its payload is the program's.
+/// Whether the payload of an operation's packets is the program's.
 fn carries_data(operation: Operation) -> bool {
     operation.is_send() || operation.is_write() || operation.is_read_response()
 }

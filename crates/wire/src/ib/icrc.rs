@@ -152,9 +152,9 @@ const FLAG: u32 = {
 /// The addresses and ports of a UDP datagram. IPv4 addresses mapped to IPv6 are the same as IPv4 addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
-    /// Where it comes from.
+    /// The address that the datagram comes from.
     pub source: IpAddr,
-    /// Where it goes to.
+    /// The address that the datagram goes to.
     pub destination: IpAddr,
     /// Port that it comes from.
     pub source_port: u16,

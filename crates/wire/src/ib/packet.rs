@@ -42,7 +42,7 @@ impl core::error::Error for PacketError {}
 /// The payload of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Payload<'a> {
-    /// It lies behind the headers.
+    /// The bytes of the payload, which lie behind the headers.
     Here(&'a [u8]),
     /// So many bytes that whoever brings the packet can get at: on one host they need not travel with it.
     Elsewhere(usize),
@@ -64,7 +64,7 @@ impl<'a> Payload<'a> {
         self.len() == 0
     }
 
-    /// Them, if they are here.
+    /// The bytes of the payload, if they are here.
     #[inline]
     pub fn bytes(&self) -> Option<&'a [u8]> {
         match self {

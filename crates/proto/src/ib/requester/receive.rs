@@ -15,7 +15,7 @@ use super::{Cursor, Feedback, Loss, Requester, RequesterHost};
 enum Progress {
     /// Everything it covers is acknowledged.
     All,
-    /// It covers a read or atomic whose answer has not come: that answer is lost.
+    /// The acknowledgement covers a read or atomic whose answer has not come: that answer is lost.
     Unanswered,
     /// A request that had failed at this end has completed.
     Failed,

@@ -14,7 +14,7 @@ use super::{
 pub(super) enum Failure {
     /// There is no receive.
     NotReady,
-    /// Its payload cannot be had.
+    /// The request's payload cannot be had.
     Missing,
     /// What the peer is told, and how a receive that was taken ends.
     Refused(NakCode, Option<ReceiveFault>),

@@ -19,9 +19,9 @@ pub struct Reply {
     pub payload: Option<ReadSource>,
     /// Bytes of zero behind the payload, 0 to 3. The invariant CRC follows.
     pub pad: usize,
-    /// Its packet sequence number.
+    /// The packet's sequence number.
     pub psn: u32,
-    /// It answers a duplicate request.
+    /// The packet answers a duplicate request.
     pub repeated: bool,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Response {
     psn: u32,
     msn: u32,
     kind: Kind,
-    /// It answers a duplicate.
+    /// The answer is to a duplicate.
     repeated: bool,
 }
 
@@ -66,7 +66,7 @@ enum Kind {
     Read {
         rest: ReadSource,
         begun: bool,
-        /// Where it is kept.
+        /// The number under which the user keeps the bytes, if it does.
         kept: Option<u32>,
     },
     Atomic(u64),
@@ -113,7 +113,7 @@ impl Response {
 /// What is to be told about the expected packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Nak {
-    /// It is missing.
+    /// The expected packet is missing.
     Sequence,
     /// There is no receive for it.
     NotReady,

@@ -48,9 +48,9 @@ pub struct Offer {
     pub peer_to_peer: bool,
     /// The indications that it can send.
     pub rtr: RtrKinds,
-    /// It takes FPDUs larger than the EMSS.
+    /// The initiator takes FPDUs larger than the EMSS.
     pub large_fpdu: bool,
-    /// It has the operations of RFC 7306.
+    /// The initiator has the operations of RFC 7306.
     pub extensions: bool,
 }
 

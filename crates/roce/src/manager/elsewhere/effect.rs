@@ -84,7 +84,7 @@ struct ForwardedRequest {
     mad: [u8; MAD_LEN],
     transaction: u64,
     name: u32,
-    /// Where it has been said to live.
+    /// The UDP port that the queue pair has been said to live behind.
     port: u16,
     is_waited_for: bool,
 }

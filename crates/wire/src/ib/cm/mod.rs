@@ -29,9 +29,9 @@ pub const CLASS_VERSION: u8 = 2;
 /// What can be wrong with a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DatagramError {
-    /// It is of another class.
+    /// The datagram is of another class.
     Class,
-    /// It is of another version of the class.
+    /// The datagram is of another version of the class.
     Version,
     /// The method is not Send.
     Method,
@@ -101,7 +101,7 @@ messages! {
     Rtu = 0x14;
     /// Asks to release a connection.
     Dreq = 0x15;
-    /// It is released.
+    /// Answers that a connection is released.
     Drep = 0x16;
     /// Asks for the queue pair of a datagram service.
     SidrReq = 0x17;

@@ -60,27 +60,27 @@ reject_reasons! {
     RDC_NOT_EXISTENT = 11, "no reliable datagram channel";
     /// The GID of the primary path is not the receiver's.
     INVALID_GID = 12, "invalid GID";
-    /// Its LID is not.
+    /// The LID of the primary path is not the receiver's.
     INVALID_LID = 13, "invalid LID";
-    /// Its service level is not valid.
+    /// The service level of the primary path is not valid.
     INVALID_SERVICE_LEVEL = 14, "invalid service level";
-    /// Its traffic class is not valid.
+    /// The traffic class of the primary path is not valid.
     INVALID_TRAFFIC_CLASS = 15, "invalid traffic class";
-    /// Its hop limit is not valid.
+    /// The hop limit of the primary path is not valid.
     INVALID_HOP_LIMIT = 16, "invalid hop limit";
-    /// Its rate is not valid.
+    /// The rate of the primary path is not valid.
     INVALID_PACKET_RATE = 17, "invalid packet rate";
     /// The GID of the alternate path is not the receiver's.
     INVALID_ALTERNATE_GID = 18, "invalid alternate GID";
-    /// Its LID is not.
+    /// The LID of the alternate path is not the receiver's.
     INVALID_ALTERNATE_LID = 19, "invalid alternate LID";
-    /// Its service level is not valid.
+    /// The service level of the alternate path is not valid.
     INVALID_ALTERNATE_SERVICE_LEVEL = 20, "invalid alternate service level";
-    /// Its traffic class is not valid.
+    /// The traffic class of the alternate path is not valid.
     INVALID_ALTERNATE_TRAFFIC_CLASS = 21, "invalid alternate traffic class";
-    /// Its hop limit is not valid.
+    /// The hop limit of the alternate path is not valid.
     INVALID_ALTERNATE_HOP_LIMIT = 22, "invalid alternate hop limit";
-    /// Its rate is not valid.
+    /// The rate of the alternate path is not valid.
     INVALID_ALTERNATE_PACKET_RATE = 23, "invalid alternate packet rate";
     /// Another port manages this.
     PORT_AND_CM_REDIRECTION = 24, "port and CM redirection";
