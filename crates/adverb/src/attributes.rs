@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {
-    /// Its state.
+    /// The state of the queue pair.
     pub state: State,
     /// Sends that it takes at once; perhaps more than were asked for.
     pub max_sends: u32,

@@ -118,7 +118,7 @@ impl DatagramQueuePair {
         Ok(Self(pair))
     }
 
-    /// Its number, which senders need.
+    /// The queue pair's number, which senders need.
     pub fn number(&self) -> u32 {
         self.0.number()
     }

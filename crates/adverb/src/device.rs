@@ -37,7 +37,7 @@ impl Device {
         TRANSPORTS.iter().map(|transport| transport.device).collect()
     }
 
-    /// Its name, for instance `roce0`.
+    /// The device's name, for instance `roce0`.
     pub fn name(&self) -> &str {
         self.0.name()
     }
@@ -47,7 +47,7 @@ impl Device {
         Ok(Context(self.0.open()?))
     }
 
-    /// Its work in this process: name, explanation and value of each counter.
+    /// The device's work in this process: name, explanation and value of each counter.
     pub fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.0.counters().all()
     }
@@ -110,7 +110,7 @@ impl Context {
         Device(self.0.device().clone())
     }
 
-    /// Its limits and abilities.
+    /// The device's limits and abilities.
     pub fn attributes(&self) -> DeviceAttributes {
         self.0.attributes()
     }

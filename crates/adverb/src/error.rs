@@ -159,14 +159,15 @@ pub struct RequestError {
     pub id: u64,
     /// Number of the queue pair.
     pub queue_pair: u32,
-    /// How it ended.
+    /// How the request ended.
     pub status: Status,
     /// Why, as far as adverb knows: on this side, or at the peer.
     pub cause: Cause,
 }
 
 impl RequestError {
-    /// Whether it was not carried out at all, since the connection had ended, or was about to. The first failed request of the queue pair has the
+    /// Whether the request was not carried out at all, since the connection had ended, or was about to. The first failed request of the queue
+    /// pair has the
     /// reason, or [`Connection::ended`](crate::Connection::ended).
     pub fn is_flushed(&self) -> bool {
         self.status == Status::Flushed

@@ -60,7 +60,7 @@ pub(crate) struct Flight {
     pub(crate) id: u64,
     /// Which queue pair it is on: [`crate::queue_pair`]'s own numbers, which never repeat.
     pub(crate) queue_pair: u64,
-    /// What it owns.
+    /// The memory that the request owns.
     pub(crate) segments: Option<Segments>,
     /// The request before it in its send queue, if that reports nothing when it ends well; [`NOTHING`] otherwise. When this one is complete,
     /// so is that one.

@@ -130,12 +130,12 @@ impl QueuePair {
         })
     }
 
-    /// Its number, as completions carry it.
+    /// The queue pair's number, as completions carry it.
     pub fn number(&self) -> u32 {
         self.core.number()
     }
 
-    /// Its protection domain.
+    /// The queue pair's protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }
@@ -188,7 +188,7 @@ impl QueuePair {
         queue.flights().count(self.identity)
     }
 
-    /// Whether it can transfer: connected, and not in error.
+    /// Whether the queue pair can transfer: connected, and not in error.
     pub fn is_connected(&self) -> bool {
         self.core.state() == State::Rts
     }

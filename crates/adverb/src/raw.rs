@@ -330,7 +330,7 @@ impl UnreliableConnection {
         self.0.post_receive(id, target)
     }
 
-    /// Its number, as completions carry it.
+    /// The queue pair's number, as completions carry it.
     pub fn number(&self) -> u32 {
         self.0.number()
     }

@@ -366,7 +366,7 @@ pub struct Rejected {
     pub reason: PostError,
     /// The buffer of the request, if it had one.
     pub buffer: Option<Buffer>,
-    /// Its buffers, if it had a list of them.
+    /// The buffers of the request, if it had a list of them.
     pub buffers: Vec<Buffer>,
 }
 
@@ -413,11 +413,11 @@ pub struct Completion {
     /// The number that the request was given: [`WorkRequest::id`], or the first argument of
     /// [`QueuePair::post_receive`](crate::QueuePair::post_receive).
     pub id: u64,
-    /// How it ended.
+    /// How the request ended.
     pub status: Status,
-    /// Why it failed, as far as adverb knows. The numbers of the variants are the C interface's `vendor_err`.
+    /// Why the request failed, as far as adverb knows. The numbers of the variants are the C interface's `vendor_err`.
     pub cause: Cause,
-    /// What it was. Says something only if the request ended well.
+    /// The operation of the request. Says something only if the request ended well.
     pub operation: CompletionOpcode,
     /// Bytes received, read or sent. Says something only if the request ended well.
     pub bytes: usize,

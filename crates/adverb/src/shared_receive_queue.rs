@@ -47,7 +47,7 @@ struct Inner {
     core: Arc<srq::SharedReceiveQueue>,
     flights: Lock<Flights>,
     domain: ProtectionDomain,
-    /// Its number in the list of all, which names of requests carry.
+    /// The queue's number in the list of all, which names of requests carry.
     identity: u32,
     /// Completion queues that keep room for its receives.
     room: Lock<Vec<CompletionQueue>>,
@@ -109,12 +109,12 @@ impl SharedReceiveQueue {
         all.get(&identity)?.upgrade().map(Self)
     }
 
-    /// Its number, as events carry it.
+    /// The queue's number, as events carry it.
     pub fn number(&self) -> u32 {
         self.0.core.number()
     }
 
-    /// Its protection domain.
+    /// The queue's protection domain.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.0.domain
     }

@@ -96,7 +96,7 @@ pub struct XrcTarget {
 }
 
 impl XrcTarget {
-    /// Its number, as completions carry it.
+    /// The queue pair's number, as completions carry it.
     pub fn number(&self) -> u32 {
         self.core.number()
     }
@@ -199,7 +199,7 @@ impl XrcConnection {
         self.0.post_extended(request, receive_queue)
     }
 
-    /// Its number, as completions carry it.
+    /// The queue pair's number, as completions carry it.
     pub fn number(&self) -> u32 {
         self.0.number()
     }

@@ -45,7 +45,7 @@ const MEMORY: &str = "/dev/shm";
 /// What becomes of a folder when the run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Afterwards {
-    /// It goes, and if that cannot be, when another one is made in the same place.
+    /// The folder goes, and if that cannot be, when another one is made in the same place.
     Goes,
     /// The user has named it, and it stays. Its mode is the user's, too.
     Stays,
@@ -115,7 +115,7 @@ impl Place {
         }
     }
 
-    /// Whether its files are in memory.
+    /// Whether the files of the place are in memory.
     fn is_memory(&self) -> bool {
         // SAFETY: all zero is a valid structure, there is room for it, and the descriptor is open.
         unsafe {
@@ -219,7 +219,7 @@ impl Files {
         rdma_in(&self.folder.path)
     }
 
-    /// Its absolute path.
+    /// The absolute path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.folder.path
     }

@@ -9,9 +9,9 @@ use std::process::Command;
 
 /// What else this process does for others.
 pub(crate) trait Stops {
-    /// It is about to be stopped.
+    /// The process is about to be stopped.
     fn about_to_stop(&self);
-    /// It goes on.
+    /// The process goes on.
     fn goes_on(&self);
 }
 

@@ -61,7 +61,7 @@ impl DomainSide {
         self.uses.enter()
     }
 
-    /// Whether it is a parent domain.
+    /// Whether the domain is a parent domain.
     pub(crate) fn is_parent_domain(&self) -> bool {
         self.root.is_some()
     }

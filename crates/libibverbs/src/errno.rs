@@ -73,7 +73,7 @@ impl Waiting {
         Self { before: errno() }
     }
 
-    /// It has succeeded: `errno` is what it was before. Returns 0.
+    /// Ends a call that has succeeded: `errno` is what it was before. Returns 0.
     pub fn succeeded(self) -> c_int {
         write(self.before);
         0

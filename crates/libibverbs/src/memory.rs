@@ -31,7 +31,7 @@ impl RegionSide {
         self.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Its key.
+    /// The region's key.
     pub fn key(&self) -> u32 {
         self.key
     }

@@ -97,7 +97,7 @@ pub struct PairSide {
     pub async_events: AtomicU32,
     /// The work request builders, if the program asked for them.
     pub builder: Option<Builder>,
-    /// It is one of the queues of its domain, which all but targets of XRC have.
+    /// The queue pair's place among the queues of its domain, which all but targets of XRC have.
     _domain: Option<Use>,
 }
 

@@ -33,7 +33,7 @@ pub(crate) type Address = unsafe extern "C" fn(usize, usize, usize, usize, usize
 
 /// A function that can be watched.
 pub struct Function {
-    /// Its name in C.
+    /// The function's name in C.
     pub name: &'static str,
     /// A word of the watcher's, 0 at first.
     pub mark: AtomicUsize,

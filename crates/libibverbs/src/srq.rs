@@ -27,7 +27,7 @@ pub struct SharedSide {
     pub core: Arc<SharedReceiveQueue>,
     /// Asynchronous events handed out about it.
     pub async_events: AtomicU32,
-    /// It is one of the queues of its domain.
+    /// The queue's place among the queues of its domain.
     _domain: Use,
 }
 

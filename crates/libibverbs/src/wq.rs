@@ -30,9 +30,9 @@ use crate::seam;
 
 /// What stands behind a `struct ibv_wq`.
 pub struct WorkSide {
-    /// Its receives.
+    /// The receives of the work queue.
     pub core: Arc<SharedReceiveQueue>,
-    /// It is one of the queues of its domain.
+    /// The work queue's place among the queues of its domain.
     _domain: Use,
 }
 

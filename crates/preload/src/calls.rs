@@ -73,13 +73,13 @@ pub(crate) fn folder() -> Option<&'static Folder> {
 /// What a function does with a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathUse {
-    /// It opens what is there.
+    /// The function opens what is there.
     Open,
-    /// It asks about it.
+    /// The function asks about what is there.
     Ask,
-    /// It is for later, when a relative path may begin elsewhere: the absolute ones alone are looked at.
+    /// The function keeps the path for later, when a relative path may begin elsewhere: absolute paths alone are looked at.
     Later,
-    /// It starts it.
+    /// The function starts the program that is there.
     Start,
 }
 

@@ -53,7 +53,7 @@ pub(crate) enum Hint {
     None,
     /// Upwards, or to a file of counters; from elsewhere it leads to our files only if it names them.
     Up,
-    /// It names them.
+    /// The path names our files.
     Named,
 }
 

@@ -16,7 +16,7 @@ impl<const NEXT: bool> Original<NEXT> {
         Self { name, address: AtomicPtr::new(null_mut()) }
     }
 
-    /// Its address; null if there is none. Looks it up when called for the first time, which this library's initialiser does;
+    /// The function's address; null if there is none. Looks it up when called for the first time, which this library's initialiser does;
     /// initialisers of other libraries may be earlier.
     pub(crate) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);

@@ -57,7 +57,7 @@ impl Path {
         self.length
     }
 
-    /// Its bytes behind the first ones, without the terminator.
+    /// The path's bytes behind the first ones, without the terminator.
     pub(crate) fn after(&self, start: usize) -> &[u8] {
         self.bytes.get(start..self.length).unwrap_or_default()
     }
@@ -72,7 +72,7 @@ impl Path {
         self.bytes.get_mut(start..LONGEST).unwrap_or_default()
     }
 
-    /// It is so long now.
+    /// Sets the length of the path.
     pub(crate) fn has(&mut self, length: usize) {
         self.cut_at(length);
     }

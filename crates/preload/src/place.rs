@@ -18,9 +18,9 @@ pub(crate) enum Place {
 /// What is known of the process's folder.
 static CURRENT: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
-/// It is elsewhere: only a path that names our files leads to them.
+/// The process's folder is elsewhere: only a path that names our files leads to them.
 const ELSEWHERE: u8 = 1;
-/// It is among our files, so that any path may lead to others of them.
+/// The process's folder is among our files, so that any path may lead to others of them.
 const AMONG: u8 = 2;
 
 impl Place {

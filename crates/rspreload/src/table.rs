@@ -21,7 +21,7 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// The number and one, in the lowest bits.
 const NUMBER: u64 = (1 << 24) - 1;
-/// Its address was chosen by the program.
+/// The rsocket's address was chosen by the program.
 const BOUND: u64 = 1 << 24;
 /// An epoll set waits for its edges.
 const EDGE: u64 = 1 << 25;
@@ -33,7 +33,7 @@ const SET: u64 = 1 << 26;
 pub(crate) struct Rsocket(u64);
 
 impl Rsocket {
-    /// Its number for librdmacm.
+    /// The rsocket's number for librdmacm.
     pub(crate) fn number(self) -> c_int {
         (self.0 & NUMBER) as c_int - 1
     }
@@ -109,12 +109,12 @@ pub(crate) fn set_edge(fd: c_int) {
     mark(fd, EDGE);
 }
 
-/// It is an epoll set.
+/// Marks a descriptor as that of an epoll set.
 pub(crate) fn set_epoll(fd: c_int) {
     mark(fd, SET);
 }
 
-/// Whether it is an epoll set.
+/// Whether a descriptor is that of an epoll set.
 pub(crate) fn is_epoll(fd: c_int) -> bool {
     word(fd).is_some_and(|word| word.load(Ordering::Acquire) & SET != 0)
 }
@@ -125,7 +125,7 @@ pub(crate) fn own() {
     OWNER.store(unsafe { libc::getpid() }, Ordering::Release);
 }
 
-/// Whether it does, or is a child that only borrows its parent's memory.
+/// Whether this process owns the table. A child that only borrows its parent's memory does not.
 pub(crate) fn is_owner() -> bool {
     // SAFETY: no arguments.
     OWNER.load(Ordering::Acquire) == unsafe { libc::getpid() }

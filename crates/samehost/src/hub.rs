@@ -16,13 +16,13 @@ use std::sync::{Arc, OnceLock};
 pub struct Hub<S: Side> {
     /// Which processes this one has met.
     pub handshakes: Handshakes<S>,
-    /// The channels to them.
+    /// The channels to other processes.
     pub channels: Channels<S::Traffic>,
-    /// The one to this process itself, if there could be one.
+    /// The channel to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel<S::Traffic>>>>,
     /// The memory and queue pairs of this process that the others may use.
     pub sharing: Arc<Sharing>,
-    /// Long operations in their memory.
+    /// Long operations in the memory of other processes.
     pub copies: Arc<Copies>,
 }
 

@@ -69,7 +69,7 @@ impl Call {
         matches!(self.returns, Returns::Poll) || self.work == Work::Completions
     }
 
-    /// Whether it can fail.
+    /// Whether the call can fail.
     pub(crate) fn can_fail(&self) -> bool {
         !matches!(self.returns, Returns::Nothing | Returns::Value(_))
     }

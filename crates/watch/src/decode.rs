@@ -70,7 +70,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Whether it is known only after the call.
+    /// Whether the argument is known only after the call.
     pub(crate) fn is_result(&self) -> bool {
         matches!(self, Self::After(_))
     }

@@ -71,7 +71,7 @@ struct RuleCounter {
     /// Events of the rule for which a line of the log was due. At most [`MOST_LINES`] of them have one.
     told: AtomicU64,
     flows: Mutex<Flows>,
-    /// Whether it has begun, and whether it has ended, at its times.
+    /// Whether the rule has begun, and whether it has ended, at its times.
     done: [AtomicBool; 2],
     /// Nanoseconds from the first call until it ends, where posts or completions began it.
     ends: AtomicU64,

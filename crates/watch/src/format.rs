@@ -104,11 +104,11 @@ impl Place {
 /// A completed call, or several polls that found nothing.
 pub(crate) struct CompletedCall<'a> {
     pub(crate) place: Place,
-    /// What it returned, as the writer of the format has written it. None: it is found now.
+    /// The result of the call, as the writer of the format has written it. None: the reader of this finds it now.
     pub(crate) result: Option<&'a [u8]>,
     pub(crate) call: &'a Call,
     pub(crate) answer: Answer,
-    /// Its arguments, as the writer of the format has written them.
+    /// The arguments of the call, as the writer of the format has written them.
     pub(crate) arguments: &'a [u8],
     pub(crate) start: u64,
     pub(crate) end: u64,

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 pub(crate) enum Queue {
     /// The sends of the queue pair of this number.
     Sends(u32),
-    /// Its receives.
+    /// The receives of the queue pair of this number.
     Receives(u32),
     /// A shared receive queue, or a work queue, by its address.
     Shared(usize),

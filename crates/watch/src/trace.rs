@@ -49,7 +49,7 @@ struct Run {
 /// What a thread of the program keeps.
 #[derive(Default)]
 struct Thread {
-    /// Its number, and in which child of fork that is so.
+    /// The thread's number, and in which child of fork that is so.
     number: Cell<(u32, u32)>,
     /// The handler of a signal may find it borrowed, and then its line is lost.
     runs: RefCell<Vec<Run>>,

@@ -44,7 +44,7 @@ impl ProtectionDomain {
         Ok(Self { context: context.clone(), core })
     }
 
-    /// Its number in the engine.
+    /// The domain's number in the engine.
     #[inline]
     pub(crate) fn number(&self) -> u32 {
         self.core.number()

@@ -56,7 +56,7 @@ pub(super) enum Layout {
 pub(super) enum Role {
     /// What this project does.
     Measured,
-    /// What it is compared with.
+    /// A number that this project's numbers are compared with.
     Yardstick,
 }
 
@@ -323,7 +323,7 @@ impl Document {
     }
 }
 
-/// Where it was measured.
+/// The machine on which the measurement was made.
 #[derive(Serialize)]
 pub(super) struct Machine {
     pub(super) processors: usize,

@@ -125,11 +125,11 @@ impl Session {
 /// What becomes of the datagrams on the cable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cable {
-    /// It carries trains of them.
+    /// The cable carries trains of datagrams.
     AsItIs,
-    /// It carries them one by one.
+    /// The cable carries datagrams one by one.
     Single,
-    /// It carries datagrams one by one, and loses one in a hundred in each direction.
+    /// The cable carries datagrams one by one, and loses one in a hundred in each direction.
     Lossy,
 }
 

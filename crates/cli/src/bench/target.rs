@@ -94,7 +94,7 @@ pub(super) enum Watching {
     Memory,
 }
 
-/// What it answers.
+/// The answer of the target to a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Done,

@@ -73,7 +73,7 @@ impl Operation {
         }
     }
 
-    /// Whether its time is that of one way, rather than there and back.
+    /// Whether the operation's time is that of one way, rather than there and back.
     pub(super) fn is_one_way(self) -> bool {
         !matches!(self, Self::Read | Self::FetchAdd | Self::CompareSwap)
     }

@@ -33,7 +33,7 @@ pub(super) enum Order {
     Try(Refusal, Role),
 }
 
-/// What it answers.
+/// The answer of the peer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// Opened, and these operations can be shown.

@@ -34,7 +34,7 @@ enum FollowerCommand {
     End,
     /// This process is about to be stopped.
     Rest,
-    /// It goes on.
+    /// The thread goes on.
     GoOn,
 }
 

@@ -61,7 +61,7 @@ struct CountCache {
 }
 
 impl CountCache {
-    /// It is good for this long.
+    /// How long the counts are good.
     const GOOD: Duration = Duration::from_millis(100);
 
     /// Whether a file may say what is known.
@@ -115,7 +115,7 @@ struct CounterFile {
     device: String,
     name: &'static str,
     file: File,
-    /// What it says.
+    /// The value that the file shows.
     value: u64,
     /// Whether whoever opens it waits.
     leased: bool,

@@ -47,7 +47,7 @@ impl<C: Serialize, R: DeserializeOwned> Child<C, R> {
         Ok(Self { name, process, orders, answers, types: PhantomData })
     }
 
-    /// Its process ID.
+    /// The child's process ID.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -60,7 +60,7 @@ impl<C: Serialize, R: DeserializeOwned> Child<C, R> {
         told.map_err(|_| format!("the {} process has ended", self.name))
     }
 
-    /// Its answer to the oldest order that is not answered, by `deadline`.
+    /// The child's answer to the oldest order that is not answered, by `deadline`.
     pub(crate) fn answer(&mut self, deadline: Instant) -> Result<R, String> {
         let left = deadline.saturating_duration_since(Instant::now());
         let line = match self.answers.recv_timeout(left) {

@@ -90,9 +90,9 @@ pub(super) struct Use {
     pub(super) process: u32,
     pub(super) name: String,
     pub(super) device: String,
-    /// Whether it is in another network namespace.
+    /// Whether the process is in another network namespace.
     pub(super) elsewhere: bool,
-    /// Whether it has said what objects it has.
+    /// Whether the process has said what objects it has.
     pub(super) answers: bool,
     /// Whether all its queue pairs are here.
     pub(super) is_whole: bool,

@@ -46,7 +46,7 @@ pub(super) const HEAD: [&str; 13] = [
     "PROCESS", "NAME", "DEVICE", "QP", "TYPE", "STATE", "OUT/s", "IN/s", "SENDQ", "RECVQ", "SCQ", "RCQ",
     "RETRIES",
 ];
-/// Which of them are numbers, and stand on the right.
+/// The cells that are numbers, and stand on the right.
 pub(super) const NUMBERS: [usize; 8] = [0, 6, 7, 8, 9, 10, 11, 12];
 
 /// A row.

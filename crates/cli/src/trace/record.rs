@@ -34,11 +34,12 @@ pub(super) struct Request {
     pub(super) opcode: String,
     pub(super) length: u64,
     pub(super) posted: f64,
-    /// When its completion was polled, and with which status. A request that reports no success is done with the next one that does.
+    /// When the request's completion was polled, and with which status. A request that reports no success is done with the next one that does.
     pub(super) done: Option<(f64, String)>,
-    /// It has a completion of its own.
+    /// The request has a completion of its own.
     pub(super) is_reported: bool,
-    /// When its first and its last packet left, and were taken in by the peer; and when an acknowledgement or an answer had come for all of it.
+    /// When the request's first and its last packet left, and were taken in by the peer; and when an acknowledgement or an answer had come for
+    /// all of it.
     pub(super) left: Option<(f64, f64)>,
     pub(super) arrived: Option<(f64, f64)>,
     pub(super) answered: Option<f64>,
@@ -58,7 +59,7 @@ impl Request {
         self.opcode == "RECV"
     }
 
-    /// Whether its bytes, if it has any, come from the peer.
+    /// Whether the request's bytes, if it has any, come from the peer.
     pub(super) fn is_read(&self) -> bool {
         self.opcode == "RDMA_READ"
             || self.opcode.starts_with("ATOMIC_CMP")

@@ -13,9 +13,9 @@ pub type Field = (&'static str, usize, usize);
 pub trait Layout {
     /// The structure's name in C, without `struct`.
     const NAME: &'static str;
-    /// Its size in bytes.
+    /// The size of the structure in bytes.
     const SIZE: usize;
-    /// Its fields, in order.
+    /// The fields of the structure, in order.
     const FIELDS: &'static [Field];
 }
 

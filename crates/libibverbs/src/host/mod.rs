@@ -39,9 +39,9 @@ static CONTEXTS: GrowList<Context> = GrowList::new();
 
 /// An open context of the host's.
 struct Context {
-    /// Its address; [`FREE`] while there is none, [`CLAIMED`] before it is there.
+    /// The context's address; [`FREE`] while there is none, [`CLAIMED`] before it is there.
     address: AtomicUsize,
-    /// What it does where verbs.h calls by its tables.
+    /// The context's own functions where verbs.h calls by its tables.
     originals: Originals,
 }
 

@@ -37,11 +37,11 @@ pub struct PostedRequest {
     pub flags: u32,
     /// The sum of its scatter/gather elements.
     pub length: u64,
-    /// Where it goes in the peer's memory, where it goes there.
+    /// Of a one-sided operation, the address in the peer's memory.
     pub remote_address: u64,
     /// By which key.
     pub rkey: u32,
-    /// Whether its success is reported.
+    /// Whether the request's success is reported.
     pub is_reported: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct PolledCompletion {
 }
 
 impl PolledCompletion {
-    /// Whether it is of a receive.
+    /// Whether the completion is of a receive.
     pub fn is_receive(&self) -> bool {
         self.opcode & crate::abi::IBV_WC_RECV != 0
     }

@@ -146,7 +146,7 @@ impl State {
         (self.version, list, descriptors)
     }
 
-    /// It has waited.
+    /// A thread has waited.
     pub(super) fn end(&mut self, version: u64) {
         self.waiting -= 1;
         if self.version != version {

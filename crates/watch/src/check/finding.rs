@@ -17,7 +17,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => $name),* }
             }
 
-            /// What it means, in a sentence.
+            /// The meaning of the kind, in a sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),* }
             }

@@ -57,7 +57,7 @@ impl Queue {
         self.requests.drain(..self.requests.len() - MOST).collect()
     }
 
-    /// It is done. The requests from a serial on up to another one were not taken.
+    /// A call that posts is done. The requests from a serial on up to another one were not taken.
     pub(super) fn end(&mut self, untaken: std::ops::Range<u64>) -> Vec<Request> {
         self.posting = self.posting.saturating_sub(1);
         let mut refused = Vec::new();
@@ -253,11 +253,11 @@ pub(super) struct Flight {
 #[derive(Debug, Default)]
 pub(super) struct Pair {
     pub(super) number: u32,
-    /// Its protection domain, by number.
+    /// The queue pair's protection domain, by number.
     pub(super) domain: u32,
-    /// Its receives begin with room for a header.
+    /// The receives of the queue pair begin with room for a header.
     pub(super) is_datagram: bool,
-    /// It is the target of an XRC connection.
+    /// The queue pair is the target of an XRC connection.
     pub(super) is_extended: bool,
     /// Slots of the send queue.
     pub(super) slots: usize,
@@ -267,7 +267,7 @@ pub(super) struct Pair {
     pub(super) completes_on: [usize; 2],
     pub(super) sends: Queue,
     pub(super) receives: Queue,
-    /// Whether its peer is of this process, and in which epoch that was found.
+    /// Whether the peer is of this process, and in which epoch that was found.
     pub(super) peer_here: Option<(u64, bool)>,
     /// When the program began to end, it worked, and had so many requests that were not done.
     pub(super) left: Option<usize>,
@@ -301,7 +301,7 @@ impl Flight {
         (epoch == self.epoch).then_some(is_here)
     }
 
-    /// It was found whether the peer is of this process.
+    /// Takes note of whether the peer is of this process.
     pub(super) fn found_peer(&mut self, pointer: usize, is_here: bool) {
         let epoch = self.epoch;
         if let Some(pair) = self.pairs.get_mut(&pointer) {

@@ -21,7 +21,7 @@ struct KnownSite {
 
 /// What a thread keeps.
 struct Places {
-    /// Where its stack lies. A program may have others for it: nothing is kept of those.
+    /// Where the thread's stack lies. A program may have others for the thread: nothing is kept of those.
     stack: Range<usize>,
     places: Vec<KnownSite>,
 }

@@ -27,7 +27,7 @@ pub(super) struct Object {
     pub(super) ending: bool,
     /// A destroying call was refused.
     refused: Option<DestroyRefusal>,
-    /// Its leak was told.
+    /// The object's leak was told.
     told: bool,
 }
 
@@ -167,7 +167,7 @@ impl Objects {
         self.live.get(&pointer).is_some_and(|object| object.serial != serial)
     }
 
-    /// It has not.
+    /// A call that was about to destroy an object has not done so.
     pub(super) fn stay(&mut self, pointer: usize) {
         if let Some(object) = self.live.get_mut(&pointer) {
             object.ending = false;

@@ -69,7 +69,7 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Whether it is new.
+    /// Whether a finding is new.
     pub(super) fn is_new(&mut self, finding: &Finding, site: Site) -> bool {
         let place = match finding.kind {
             // It may come to light in several places.

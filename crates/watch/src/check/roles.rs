@@ -54,11 +54,11 @@ impl Thing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     None,
-    /// It returns a new object.
+    /// The call returns a new object.
     Makes(Thing),
-    /// It writes a new object where this argument points.
+    /// The call writes a new object where this argument points.
     MakesAt(Thing, usize),
-    /// It destroys its first argument.
+    /// The call destroys its first argument.
     Destroys(Thing),
 }
 
@@ -87,10 +87,10 @@ pub(super) enum Act {
     AcknowledgeManagerEvent,
     /// The manager makes objects of an identifier.
     MakesManaged,
-    /// It destroys the queue pair of an identifier.
+    /// The call destroys the queue pair of an identifier.
     DestroysPair,
     DestroysSharedQueue,
-    /// It destroys an identifier with all that belongs to it.
+    /// The call destroys an identifier with all that belongs to it.
     DestroysEndpoint,
 }
 

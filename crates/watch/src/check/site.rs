@@ -113,7 +113,7 @@ impl Site {
         self.frames[0]
     }
 
-    /// Whether it says anything.
+    /// Whether the site says anything.
     pub(super) fn is_known(&self) -> bool {
         self.frames[0] != 0
     }
@@ -182,7 +182,7 @@ impl Place {
         places
     }
 
-    /// Whether it is in an inline function of the headers of verbs or rdma_cm.
+    /// Whether the place is in an inline function of the headers of verbs or rdma_cm.
     fn is_header(&self) -> bool {
         let headers = ["infiniband/verbs.h", "rdma/rdma_verbs.h", "rdma/rdma_cma.h"];
         let in_header =
@@ -204,7 +204,7 @@ impl Place {
                     .is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
     }
 
-    /// Whether it is what calls `main` or a thread.
+    /// Whether the function at the place is what calls `main` or a thread.
     fn begins_program(&self) -> bool {
         let name = self.function.as_deref().unwrap_or_default();
         ["__libc_start", "_start", "start_thread", "clone", "__clone"]

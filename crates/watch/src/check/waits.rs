@@ -49,7 +49,7 @@ pub(super) struct Entry {
 
 /// What the engine has told. In a child of fork, a thread of the parent may have it for ever: then none.
 fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
-    /// Its holders do nothing that waits, but may be kept from their processor.
+    /// The longest wait for the lock. Its holders do nothing that waits, but may be kept from their processor.
     const MOST_MS: u32 = 2000;
     for _ in 0..MOST_MS {
         match TOLD.try_lock() {
@@ -185,7 +185,7 @@ pub(super) struct Queue {
     only_solicited: bool,
     /// Completion events that are not acknowledged.
     unacknowledged: u32,
-    /// How it was when it was armed, if completions waited then.
+    /// How the queue was when it was armed, if completions waited then.
     late: Option<Before>,
     /// The number of polls, and since when it is the same while completions wait.
     polls: u32,

@@ -41,7 +41,7 @@ pub(super) struct PostedRequests<'a> {
     requests: Vec<Request>,
     /// The queue pair.
     core: Option<&'a QueuePair>,
-    /// Its peer is of this process.
+    /// The peer of the queue pair is of this process.
     has_peer_here: Option<bool>,
     is_broken: bool,
     /// Bytes that are not there: of which request.

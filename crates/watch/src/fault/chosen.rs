@@ -36,7 +36,7 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    /// Whether it is about a queue pair.
+    /// Whether the rule is about a queue pair.
     pub(super) fn has(&self, pairs: &Pairs, device: &str, number: u32) -> bool {
         self.has_device(device)
             && self.pair.is_none_or(|pair| match pair {
@@ -45,12 +45,12 @@ impl Scope {
             })
     }
 
-    /// Whether it is about a device.
+    /// Whether the rule is about a device.
     pub(super) fn has_device(&self, device: &str) -> bool {
         self.device.as_deref().is_none_or(|wanted| wanted == device)
     }
 
-    /// Whether it is about a call.
+    /// Whether the rule is about a call.
     ///
     /// # Safety
     /// The arguments are right for the call.

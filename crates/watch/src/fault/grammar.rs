@@ -47,7 +47,7 @@ pub(super) enum OfCompletion {
         time: Duration,
         jitter: Duration,
     },
-    /// It waits for one of another queue pair, not longer than that.
+    /// The completion waits for one of another queue pair, not longer than that.
     Reorder(Duration),
 }
 

@@ -18,7 +18,7 @@ pub(super) struct When {
 }
 
 impl When {
-    /// Whether it strikes each time, at least for a time.
+    /// Whether the rule strikes each time, at least for a time.
     pub(super) fn is_steady(&self) -> bool {
         self.chance == MILLION && !matches!(self.span, Span::Counts(first, last) if last - first < MILLION)
     }

@@ -176,14 +176,14 @@ impl<'a> CallRecord<'a> {
         }
     }
 
-    /// What it returned, if that is more than a number.
+    /// The result of the call, if that is more than a number.
     pub(crate) fn result(&self, style: Style) -> Option<Vec<u8>> {
         let mut writer = Writer::new(style);
         writer.replay(self.result);
         (!self.result.is_empty()).then_some(writer.bytes)
     }
 
-    /// Its arguments, as the writer of a format writes them.
+    /// The arguments of the call, as the writer of a format writes them.
     pub(crate) fn arguments(&self, call: &Call, style: Style, failed: bool) -> Vec<u8> {
         let mut writer = Writer::new(style);
         // Objects as far as they are shown; the lists point to what lives here.

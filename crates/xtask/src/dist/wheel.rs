@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its file. The tag says which C library the programs need: the one that they were linked with, symbol by symbol.
+/// Makes the wheel's file. The tag says which C library the programs need: the one that they were linked with, symbol by symbol.
 pub(super) fn package(
     root: &Path,
     dist: &Path,

@@ -42,7 +42,7 @@ fn visit(tokens: &[TokenTree], found: &mut BTreeSet<Start>) {
     }
 }
 
-/// Whether it may be the name of a crate of ours.
+/// Whether a name may be that of a crate of ours.
 fn is_crate(name: &str) -> bool {
     name == "crate" || name.starts_with(PREFIX)
 }

@@ -47,7 +47,7 @@ struct Pair {
     operation: &'static str,
     latency: Section,
     rate: Section,
-    /// Whether its latency is that of there and back.
+    /// Whether the operation's latency is that of there and back.
     there_and_back: bool,
 }
 

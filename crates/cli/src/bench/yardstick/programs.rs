@@ -80,7 +80,7 @@ impl Running {
         Ok(Self { name, process, output, killed: false })
     }
 
-    /// How it has ended, if it has.
+    /// How the program has ended, if it has.
     fn ended(&mut self) -> Result<Option<String>, String> {
         match self.process.try_wait().map_err(|error: Error| error.to_string())? {
             None => Ok(None),

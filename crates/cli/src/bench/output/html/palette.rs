@@ -20,7 +20,7 @@ impl Style {
         format!("{role} {role}{}", self.index % STYLES)
     }
 
-    /// Whether it is ours.
+    /// Whether the style is for our own numbers.
     pub(super) fn is_own(self) -> bool {
         self.role == Role::Measured
     }

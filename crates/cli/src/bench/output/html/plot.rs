@@ -8,7 +8,7 @@ use super::palette::Style;
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) style: Style,
-    /// Where it goes: x, y, and what the pointer shows there.
+    /// The points of the line: x, y, and what the pointer shows there.
     pub(super) points: Vec<(f64, f64, String)>,
 }
 
