@@ -197,7 +197,7 @@ impl QueuePair {
         &self.core
     }
 
-    /// Puts it into error: its requests come back as flushed.
+    /// Puts the queue pair into error: its requests come back as flushed.
     pub(crate) fn fail(&self) {
         let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
         // It can be in error already, or its process be gone.

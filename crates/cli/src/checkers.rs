@@ -32,7 +32,7 @@ impl Checker {
     }
 }
 
-/// All of them, for the libraries in `folder`.
+/// All checkers, for the libraries in `folder`.
 pub(crate) fn all(folder: &Path) -> Vec<Checker> {
     let sanitizer = |variable, option: &str| Checker { variable, option: option.into(), separator: b':' };
     let mut all = vec![

@@ -135,7 +135,7 @@ impl Drop for Place {
 
 /// The folder of the run's files.
 pub(crate) struct Files {
-    /// Who writes into the folder; ends before that goes. None where there is no thread to be had.
+    /// The thread that writes into the folder; it ends before that goes. None where there is no thread to be had.
     following: Option<Following>,
     folder: Place,
     /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.

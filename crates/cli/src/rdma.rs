@@ -92,14 +92,14 @@ enum About {
 struct Question<'a> {
     about: About,
     device: Option<&'a str>,
-    /// Only rows with these values.
+    /// Shows only rows with these values.
     filters: Vec<(&'a str, &'a str)>,
     json: bool,
     pretty: bool,
 }
 
 impl<'a> Question<'a> {
-    /// None: not one that is answered here.
+    /// None for a question that is not answered here.
     fn parse(words: &[&'a str]) -> Option<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with('-'));
         let mut question =

@@ -44,7 +44,7 @@ pub struct Description {
 /// Addresses of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// All of them.
+    /// All addresses of the host.
     All,
     /// The addresses of the interfaces with these names.
     Interfaces(Vec<String>),

@@ -54,7 +54,7 @@ impl Failure {
         self.concerned.all().iter().for_each(|concerned| concerned.device_removed(device));
     }
 
-    /// One more that it concerns. EIO if it has come to pass already.
+    /// Adds an object that the failure concerns. EIO if the engine has failed already.
     pub fn concerns(&self, whom: Weak<dyn FailureListener>) -> Result<()> {
         self.concerned.add(whom);
         // Whoever fails says so before looking for those whom it concerns.

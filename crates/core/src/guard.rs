@@ -230,7 +230,7 @@ impl Guard {
         look(self.is_armed());
     }
 
-    /// Puts the background thread on guard.
+    /// Has the background thread watch the lane.
     #[inline]
     pub fn arm(&self) {
         if !self.armed.load(Ordering::SeqCst) {

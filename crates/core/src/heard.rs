@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub enum EngineFinding<'a> {
     /// A request of the peer was refused.
     Refused {
-        /// For this reason.
+        /// The reason why the request was refused.
         why: &'a str,
         /// What the key table said; none if the queue pair itself has not permitted it.
         error: Option<AccessError>,

@@ -16,7 +16,7 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Inlet {
     take: Box<dyn Fn(Connection) + Send + Sync>,
     listener: RawFd,
-    /// None once it has ended: the descriptor may be somebody else's by then.
+    /// The registration with the background thread. None once the listener has ended: the descriptor may be somebody else's by then.
     token: Mutex<Option<Token>>,
 }
 

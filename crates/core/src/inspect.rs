@@ -191,7 +191,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// None for what this version does not know.
+    /// Reads a line. None for what this version does not know.
     fn parse(line: &str) -> Option<Self> {
         let mut parts = line.split('\t');
         let word = parts.next()?;
@@ -216,16 +216,16 @@ impl Object {
 pub struct Objects {
     /// In the order of the process's devices, then of their making.
     pub all: Vec<Object>,
-    /// There are no more.
+    /// The list is complete.
     pub is_whole: bool,
-    /// There are no more but regions.
+    /// The list is complete but for regions.
     pub has_all_but_regions: bool,
 }
 
 /// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are stopped. The answers are in the
 /// order of the places. An error: the process is not there, is another user's and this process is not root's, or does not answer in time.
 pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
-    /// As many descriptors are open at a time.
+    /// The number of descriptors that are open at a time.
     const AT_ONCE: usize = 256;
     let deadline = Instant::now() + patience;
     let mut buffer = vec![0; 2 * MESSAGE];
@@ -306,7 +306,7 @@ impl Inquiry {
     }
 }
 
-/// Until there is something to receive from one of them. False: all have answered, or the time is over.
+/// Waits until there is something to receive from one of the processes. False: all have answered, or the time is over.
 fn wait(asked: &[Inquiry], deadline: Instant) -> bool {
     let mut polled: Vec<_> = asked
         .iter()

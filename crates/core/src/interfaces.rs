@@ -44,7 +44,7 @@ thread_local! {
 /// Changes what has been found of the interfaces, as a device of this name has it, or with none as the process has it.
 type Alters = dyn Fn(Option<&str>, &mut Interfaces) + Send + Sync;
 
-/// Who changes it in this process, if anybody does.
+/// The function that changes in this process what has been found, if there is one.
 static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
 
 /// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before anybody has looked; the

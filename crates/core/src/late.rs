@@ -38,7 +38,7 @@ pub fn install(decides: &'static dyn Completions) {
     let _ = DECIDES.set(decides);
 }
 
-/// Whom to ask, if anybody.
+/// The one that decides about late completions, if there is one.
 pub(crate) fn get() -> Option<&'static dyn Completions> {
     DECIDES.get().copied()
 }
@@ -87,7 +87,7 @@ impl LateCompletions {
         others.any(|(_, list)| list.front().is_some_and(|first| first.is_overtaken))
     }
 
-    /// One of this queue pair has gone.
+    /// Takes note that a completion of this queue pair has gone.
     fn overtakes(&mut self, queue_pair: u32) {
         for (_, list) in self.queues.iter_mut().filter(|((other, _), _)| *other != queue_pair) {
             if let Some(first) = list.front_mut().filter(|first| first.is_overtaken) {

@@ -345,7 +345,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// One of the two words is free again.
+    /// Frees one of the two words.
     #[inline]
     fn let_go(&self, word: &AtomicU32) {
         word.store(FREE, Ordering::Release);
@@ -370,7 +370,7 @@ fn wake(_word: &AtomicU32) {
 #[must_use = "the lock is free again when this is dropped"]
 pub struct LockGuard<'a, T> {
     lock: &'a Lock<T>,
-    /// From which it is held by the favourite.
+    /// The seat by which the favourite holds the lock.
     seat: Option<&'a Seat>,
     stays: PhantomData<*const ()>,
 }

@@ -86,7 +86,7 @@ struct Sources {
     free: Vec<u32>,
 }
 
-/// Who serves a descriptor.
+/// A descriptor, and the source that serves it.
 struct DescriptorEntry {
     source: Arc<dyn Source>,
     descriptor: RawFd,
@@ -203,7 +203,7 @@ impl Reactor {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, token);
     }
 
-    /// Puts it back. What is ready already is reported.
+    /// Watches a descriptor again. What is ready already is reported.
     pub fn resume(&self, token: Token, fd: RawFd, interest: Readiness) -> Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
     }
@@ -227,7 +227,7 @@ impl Reactor {
         drop(sources);
     }
 
-    /// Who serves a registration, and the descriptor, unless it has ended.
+    /// The source of a registration, and the descriptor, unless it has ended.
     fn find(&self, token: Token) -> Option<(Arc<dyn Source>, RawFd)> {
         match self.lock().all.get(token.index()) {
             Some((generation, Some(known))) if *generation == token.0 as u32 => {

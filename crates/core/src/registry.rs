@@ -22,7 +22,7 @@ impl<T: ?Sized> Registry<T> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// One more. It is there until its last owner lets go of it.
+    /// Adds an object. It is there until its last owner lets go of it.
     pub(crate) fn add(&self, new: Weak<T>) {
         const FEW: usize = 16;
         let mut list = self.lock();
@@ -33,7 +33,7 @@ impl<T: ?Sized> Registry<T> {
         list.known.push(new);
     }
 
-    /// All of them. Let go of them with no lock held: the last owner may go right then.
+    /// All objects. Let go of them with no lock held: the last owner may go right then.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.lock().known.iter().filter_map(Weak::upgrade).collect()
     }

@@ -134,7 +134,7 @@ pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
 
 /// Descriptors that came with a message.
 pub type Descriptors = ArrayVec<OwnedFd, MOST_DESCRIPTORS>;
-/// As many go with a message at most.
+/// The most descriptors that go with a message.
 const MOST_DESCRIPTORS: usize = 3;
 /// Room for control messages with so many descriptors, and with who has sent them.
 const CONTROL: usize = 64;
@@ -149,7 +149,7 @@ pub struct Along {
     pub is_same_user: bool,
 }
 
-/// Who is at the other end: most trusted first.
+/// The owner of the process at the other end: most trusted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// Our own user.
@@ -226,7 +226,7 @@ impl Connection {
         count > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
     }
 
-    /// Who the other process is.
+    /// The identity of the other process.
     fn credentials(&self) -> Option<libc::ucred> {
         // SAFETY: all zero is a valid value; the length is that of the local.
         let (result, peer) = unsafe {
@@ -254,7 +254,7 @@ impl Connection {
         self.credentials().map(|peer| peer.uid)
     }
 
-    /// Whose process is at the other end: as it was when it began to listen, or connected.
+    /// The owner of the process at the other end: as it was when it began to listen, or connected.
     pub fn owner(&self) -> Owner {
         // SAFETY: no arguments.
         let own = unsafe { libc::geteuid() };

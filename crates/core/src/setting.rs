@@ -39,7 +39,7 @@ pub struct Setting {
     is_known: fn(&str, &[&str]) -> bool,
 }
 
-/// All of them. The manual page and docs/settings.md say more of each.
+/// All settings. The manual page and docs/settings.md say more of each.
 pub static SETTINGS: [Setting; 17] = [
     Setting {
         name: "ADVERB_DEVICE",

@@ -63,7 +63,7 @@ pub enum Interruption {
 }
 
 impl Interruption {
-    /// As the handlers are now that may run in a thread with this signal mask. It takes a system call for each signal.
+    /// How the handlers are now that may run in a thread with this signal mask. It takes a system call for each signal.
     pub fn now(mask: &libc::sigset_t) -> Self {
         const SIGNALS: libc::c_int = 64;
         // SAFETY: a set that has been filled, and numbers of signals.
@@ -101,7 +101,7 @@ impl Interruption {
 pub struct Interruptions(AtomicU32);
 
 impl Interruptions {
-    /// As it was at most 1023 calls ago, for the calling thread as its mask is.
+    /// How the handlers were at most 1023 calls ago, for the calling thread as its mask is.
     pub fn lately(&self) -> Interruption {
         const ALL: [Interruption; 3] = [Interruption::Never, Interruption::Always, Interruption::Depends];
         let known = self.0.load(Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl Interruptions {
         self.anew(&mask)
     }
 
-    /// As it is now for a thread with this signal mask. [`Interruptions::lately`] says so from now on.
+    /// How the handlers are now for a thread with this signal mask. [`Interruptions::lately`] says so from now on.
     pub fn anew(&self, mask: &libc::sigset_t) -> Interruption {
         const CALLS: u32 = 1024;
         let now = Interruption::now(mask);

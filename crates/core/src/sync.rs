@@ -68,7 +68,7 @@ impl<T: Copy> Cell<T> {
         return unsafe { *self.cell.get() };
     }
 
-    /// Puts another value there.
+    /// Puts another value into the cell.
     ///
     /// # Safety
     /// Nobody reads or writes it meanwhile.

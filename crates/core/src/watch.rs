@@ -38,11 +38,11 @@ pub enum Flow {
 /// Which requests of the receiver's queue pair a packet answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// None.
+    /// The packet answers no request.
     Nothing,
     /// The requests whose packets have this sequence number, or an earlier one.
     UpTo(u32),
-    /// The one that was posted behind so many others.
+    /// The request that was posted behind so many others.
     Place(u64),
 }
 
@@ -133,7 +133,7 @@ pub fn frames() -> bool {
     }
 }
 
-/// Who sees what packets are.
+/// The observer that sees what packets are, if there is one.
 pub fn watcher() -> Option<&'static dyn Packets> {
     WATCHER.get().copied()
 }

@@ -26,7 +26,7 @@ pub enum Kind {
     Write,
     /// A request for an RDMA Read.
     Read,
-    /// A part of its answer.
+    /// A part of the answer to a Read.
     ReadResponse,
     /// A request for an atomic operation.
     Atomic,
@@ -100,7 +100,7 @@ pub struct Passing {
 pub struct Fate {
     /// The packet never arrives. Not of a stream.
     pub is_lost: bool,
-    /// So many more of it arrive. Not of a stream.
+    /// So many more copies of the packet arrive. Not of a stream.
     pub copies: u32,
     /// A bit of it is another, which this number chooses. Its checksum is wrong then.
     pub damage: Option<u64>,
@@ -128,7 +128,7 @@ pub fn install(wire: &'static dyn Wire) {
     let _ = WIRE.set(wire);
 }
 
-/// Whom to ask, if anybody.
+/// The one that decides what becomes of packets, if there is one.
 pub fn get() -> Option<&'static dyn Wire> {
     WIRE.get().copied()
 }

@@ -14,7 +14,7 @@ const MOST_SILENT: usize = 1024;
 
 /// The backlog of a listener: connections that have sent no request yet, and requests that wait for the program's answer.
 pub(crate) struct Backlog {
-    /// One more holder for each request that waits for an answer.
+    /// Has one more holder for each request that waits for an answer.
     requests: Arc<()>,
     most: usize,
     /// Connections that have sent no request, oldest first.

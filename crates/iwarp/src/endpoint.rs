@@ -38,7 +38,7 @@ use std::time::Duration;
 /// What the background thread watches for while a lane is armed.
 const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
 
-/// Who receives.
+/// The thread that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// A poll of a completion queue.

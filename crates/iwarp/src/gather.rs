@@ -8,9 +8,9 @@ use adverb_core::qp::{Queues, SendQueue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// So many bytes make a good write.
+/// The bytes that make a good write.
 const BYTES: u64 = 64 << 10;
-/// So many requests make one, too: the frames of two bursts.
+/// The requests that make a good write, too: the frames of two bursts.
 const REQUESTS: u64 = 32;
 
 /// The background thread, which runs the timer, is worth waking for a program that has posted more times than this in a row.

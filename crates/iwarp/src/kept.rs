@@ -2,7 +2,7 @@
 
 use adverb_proto::iwarp::ReadRequest;
 
-/// So many bytes are kept at most, for one connection; and so many another adverb has asked for at most when it sends what may change them.
+/// The most bytes that are kept for one connection. Another adverb has asked for no more when it sends what may change them.
 pub(crate) const MOST: u64 = 1 << 20;
 
 /// Bytes of the peer's reads that were taken from memory early, since a later request is about to change that memory.

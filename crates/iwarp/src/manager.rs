@@ -300,7 +300,7 @@ pub(crate) struct WaitingRequest {
 }
 
 impl WaitingRequest {
-    /// None if the peer has gone already.
+    /// Takes over a request. None if the peer has gone already.
     pub(crate) fn new(
         socket: Arc<Socket>,
         offer: Offer,

@@ -31,7 +31,7 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | TIMESTAMPS;
 
-/// Of these, what needs a look at the clock.
+/// The flags that need a look at the clock.
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// The completion under an extended poll, and the lock of whoever polls.

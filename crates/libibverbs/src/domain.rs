@@ -66,7 +66,7 @@ impl DomainSide {
         self.root.is_some()
     }
 
-    /// Who gives the memory of the queues that are made in it.
+    /// The program's allocator for the rings of queues that are made in the domain.
     pub(crate) fn giver(&self) -> RingAllocator {
         self.callbacks.clone().map(|callbacks| callbacks as _)
     }

@@ -22,7 +22,7 @@ use crate::post::elements;
 /// What stands behind a `struct ibv_mr`. The region is replaced by [`ibv_rereg_mr`].
 pub struct RegionSide {
     key: u32,
-    /// None of an imported region, which another structure stands for.
+    /// The region. None of an imported one, which another structure stands for.
     region: Mutex<Option<Arc<MemoryRegion>>>,
 }
 

@@ -25,7 +25,7 @@ fn is_wanted(error: PostError) -> bool {
 #[derive(Default)]
 pub(crate) struct RefusedRequest {
     pub(crate) wr_id: u64,
-    /// As the program wrote it: it may be none.
+    /// The opcode as the program wrote it: it may be none.
     pub(crate) opcode: u32,
     /// What is wrong with it, where [`PostError::Invalid`] does not say.
     pub(crate) why: Option<Cow<'static, str>>,

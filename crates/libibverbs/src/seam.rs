@@ -50,7 +50,7 @@ impl Function {
         Self { name, mark: AtomicUsize::new(0), ours, host: None }
     }
 
-    /// One that may be passed on to the host's library.
+    /// A function that may be passed on to the host's library.
     pub const fn passed(name: &'static str, ours: *const (), host: ForwardedFunction) -> Self {
         Self { name, mark: AtomicUsize::new(0), ours, host: Some(host) }
     }
@@ -118,7 +118,7 @@ const WATCHED: u8 = 2;
 
 static WATCHER: AtomicPtr<&'static dyn Watcher> = AtomicPtr::new(null_mut());
 
-/// Who watches.
+/// The watcher, if there is one.
 #[inline]
 pub(crate) fn watcher() -> Option<&'static dyn Watcher> {
     if STATE.load(Ordering::Acquire) != WATCHED {

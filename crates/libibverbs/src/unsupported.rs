@@ -24,7 +24,7 @@ pub extern "C" fn null() -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// Nothing at all.
+/// A function that does nothing at all.
 pub extern "C" fn nothing() {}
 
 /// Zero: no capability, no bit set.

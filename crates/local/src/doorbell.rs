@@ -27,7 +27,7 @@ impl Doorbell {
         Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The one that another process has passed; none if it is no event descriptor.
+    /// The doorbell that another process has passed; none if it is no event descriptor.
     pub fn from_descriptor(descriptor: OwnedFd) -> Option<Doorbell> {
         let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         let kind = std::fs::read_link(link).ok()?;

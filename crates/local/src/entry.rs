@@ -40,7 +40,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Puts words there, under a name. It is withdrawn, and nobody has it announced.
+    /// Puts words into the entry, under a name. The entry is withdrawn, and nobody has it announced.
     pub(crate) fn publish(&self, name: u32, words: [u64; WORDS]) {
         let before = self.state.load(Relaxed);
         debug_assert_eq!(before & PUBLISHED, 0, "the entry is there already");

@@ -28,7 +28,7 @@ impl Registration {
         Registration(false)
     }
 
-    /// One that a model makes believe.
+    /// A registration that a model makes believe.
     #[cfg(loom)]
     pub(crate) fn model() -> Registration {
         Registration(true)

@@ -28,7 +28,7 @@ pub(crate) fn create<T: Words>(name: &CStr) -> io::Result<File> {
     }
 }
 
-/// Puts seals on it.
+/// Puts seals on a file.
 pub(crate) fn seal(file: &File, seals: libc::c_int) -> io::Result<()> {
     if cfg!(miri) {
         return Ok(());

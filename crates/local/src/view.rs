@@ -172,7 +172,7 @@ impl View {
         &self.words()[index(position) * SLOT_WORDS..]
     }
 
-    /// Who may use what the record at a position speaks of.
+    /// The word that says who may use what the record at a position speaks of.
     #[inline]
     pub(crate) fn claim(&self, position: u64) -> &AtomicU64 {
         // SAFETY: as in `words`.

@@ -95,7 +95,7 @@ unsafe fn link(
     unsafe { whole_link(folder, target, size, length, again) }
 }
 
-/// By itself: it needs more of the stack than links that have nothing to do with us.
+/// The walk for a link that may lead to our files. A function by itself: it needs more of the stack than links that have nothing to do with us.
 ///
 /// # Safety
 /// As for [`link`].

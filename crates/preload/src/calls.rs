@@ -121,7 +121,7 @@ unsafe fn concerned<'a>(what: PathUse, place: Place, path: *const c_char) -> Opt
     is_concerned.then_some((folder, bytes))
 }
 
-/// By itself: it needs more of the stack than those whose path is not ours.
+/// The rest of a call with a path that may be ours. A function by itself: it needs more of the stack than those whose path is not ours.
 #[inline(never)]
 fn elsewhere<R>(
     folder: &Folder,
@@ -147,7 +147,7 @@ fn elsewhere<R>(
     }
 }
 
-/// By itself, too: what it needs is free again when the path is used.
+/// Walks a path. A function by itself, too: the stack that it needs is free again when the path is used.
 #[inline(never)]
 pub(crate) fn walked(folder: &Folder, place: Place, path: &[u8], found: &mut Path) -> Option<usize> {
     let _errno = Errno::keep();

@@ -153,7 +153,7 @@ pub(crate) fn opened(folder: &Folder, path: &Path) {
     let _ = renew(folder, path, device, numbers);
 }
 
-/// By itself: it needs more of the stack than other files.
+/// Writes the values of a file. A function by itself: it needs more of the stack than other files.
 #[cold]
 #[inline(never)]
 fn renew(folder: &Folder, path: &Path, device: &[u8], mut numbers: Numbers<'_>) -> Option<()> {
@@ -208,7 +208,7 @@ fn files_may_have(bytes: usize) -> bool {
     result == 0 && limit.rlim_cur >= bytes as u64
 }
 
-/// So many files have been written by this process.
+/// The number of files that this process has written.
 static NAMES_BEFORE_US: AtomicU32 = AtomicU32::new(0);
 
 /// A descriptor, closed when dropped. By system calls, since the C library's functions are ours here.

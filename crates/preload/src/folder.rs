@@ -60,7 +60,7 @@ pub(crate) enum Hint {
 /// How the walk looks at the file system: reads the link at a path into the room, if it is one.
 pub(crate) type Look = fn(&CStr, &mut [u8]) -> Kind;
 
-/// Whose a component is.
+/// The owner of a component.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     /// The folder's, with all below.
@@ -276,7 +276,7 @@ impl Folder {
         (has_moved || has_visited && found.after(root) != path).then_some(root)
     }
 
-    /// Whose a path without links is, and how much of it says so.
+    /// The owner of a path without links, and how much of it says so.
     fn decide(&self, path: &[u8]) -> (Owner, usize) {
         let ends = path.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
         for end in ends.chain([path.len()]) {
@@ -288,7 +288,7 @@ impl Folder {
         (Owner::Way, 0)
     }
 
-    /// Whose a path without links is, by its components.
+    /// The owner of a path without links, by its components.
     fn owner_of<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> Owner {
         let mut first: [&[u8]; 5] = [b""; 5];
         let count = first.iter_mut().zip(parts).map(|(first, part)| *first = part).count();

@@ -17,7 +17,7 @@ impl Path {
         Self { bytes: [0; LONGEST + 1], length: 0 }
     }
 
-    /// Puts bytes behind; None, and nothing has changed, if there is no room.
+    /// Puts bytes behind the path; None, and nothing has changed, if there is no room.
     pub(crate) fn add(&mut self, more: &[u8]) -> Option<()> {
         let end = self.length.checked_add(more.len()).filter(|&end| end <= LONGEST)?;
         self.bytes.get_mut(self.length..end)?.copy_from_slice(more);
@@ -85,7 +85,7 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// Nothing.
+    /// A path of which nothing is left to walk.
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self { bytes: [0; LONGEST], start: LONGEST }
@@ -102,7 +102,7 @@ impl Rest {
         self.bytes.get(self.start..).unwrap_or_default()
     }
 
-    /// Only so many bytes at the end are left.
+    /// Keeps only so many bytes at the end.
     pub(crate) fn keep(&mut self, length: usize) {
         self.start = LONGEST.saturating_sub(length);
     }

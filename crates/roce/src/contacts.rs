@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// So many are kept before it is looked who has gone; then, whenever their number has doubled.
 const FEW: usize = 16;
-/// So many at most.
+/// So many connections are kept before it is looked who has gone; then, whenever their number has doubled.
 const MOST: usize = 1024;
 
 /// Open connections to other processes of the host, by the key that names each process. They are kept for later messages.

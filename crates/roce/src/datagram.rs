@@ -39,7 +39,7 @@ struct Last {
 #[derive(Clone)]
 struct Road {
     way: Way,
-    /// Who is there. None for groups, and within the host.
+    /// The most connections that are kept.
     peer: Option<Arc<Peer>>,
     carrier: Carrier,
 }

@@ -113,7 +113,7 @@ impl RequesterHost for Requests<'_> {
 pub(crate) struct KeptReads {
     /// The bytes of each, oldest first, and their place.
     reads: VecDeque<(u32, Box<[u8]>)>,
-    /// All of them.
+    /// The sum of the bytes of all kept reads.
     length: usize,
     /// The place of the next.
     next: u32,
@@ -122,7 +122,7 @@ pub(crate) struct KeptReads {
 }
 
 impl KeptReads {
-    /// So many bytes are kept at most, for one queue pair. As much as another adverb has under way over a network.
+    /// The most bytes that are kept, for one queue pair. As much as another adverb has under way over a network.
     const MOST: usize = 1 << 20;
 
     pub(crate) fn new() -> Self {
@@ -163,7 +163,7 @@ impl KeptReads {
         self.reads.is_empty()
     }
 
-    /// Nothing of it is sent any more.
+    /// Forgets all kept reads: nothing of them is sent any more.
     pub(crate) fn clear(&mut self) {
         self.reads = VecDeque::new();
         self.length = 0;
@@ -177,7 +177,7 @@ pub(crate) struct Responses<'a> {
     elsewhere: &'a Source<'a>,
     /// The receive that the current message has taken.
     pub(crate) taken: &'a mut Option<ReceiveWork>,
-    /// By this it opens the memory of receives.
+    /// The reader that opens the memory of receives.
     reader: &'a mut Reader,
     /// The key of memory that the peer has used without our program's taking part.
     pub(crate) used: Option<u32>,

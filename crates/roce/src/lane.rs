@@ -108,7 +108,7 @@ struct TimedEndpoints {
     tick: Option<(Duration, Timer)>,
 }
 
-/// Who receives.
+/// The thread that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
     /// A poll of a completion queue.
@@ -176,7 +176,7 @@ impl Lane {
         }
     }
 
-    /// By which it is told from others: lanes live as long as their process.
+    /// The number by which the lane is told from others: lanes live as long as their process.
     pub(crate) fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }

@@ -22,7 +22,7 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// So many in a second for each share, and so many at once.
+    /// A limit of so many in a second for each share, and so many at once.
     pub(crate) fn new(per_second: u32, burst: u32) -> Self {
         Self {
             busy_until: Mutex::new(vec![Duration::ZERO; SHARES].into()),

@@ -62,13 +62,13 @@ pub(crate) struct PacketEffect {
 pub(crate) struct Link {
     requester: Requesting,
     responder: Responder,
-    /// As the program gave it.
+    /// The path as the program gave it.
     path: Path,
     way: Way,
     peer: Arc<Peer>,
     /// How packets get there: until it is known nothing is sent, lest later packets overtake earlier ones.
     road: Road,
-    /// By this it opens where it receives.
+    /// The reader that opens the memory of receives.
     receives: Reader,
     /// What the peer may do: bits of [`memory::Access`].
     permitted: u32,
@@ -110,7 +110,7 @@ impl FinalReply {
     }
 }
 
-/// So many packets are acknowledged at once at the latest.
+/// The most packets of one acknowledgement.
 pub(crate) const ACKNOWLEDGE_EVERY: u32 = 64;
 
 fn access(attributes: &Attributes) -> Access {

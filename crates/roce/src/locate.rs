@@ -107,7 +107,7 @@ impl Questions {
     }
 }
 
-/// Who is at an address, as far as questions show it.
+/// The kind of process at an address, as far as questions show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
     /// Somebody has answered. One queue pair of which nobody knows does not make them silent: the first datagram to another
@@ -167,7 +167,7 @@ struct Question {
 }
 
 impl Question {
-    /// One that has not been put yet.
+    /// A question that has not been put yet.
     fn new(wanted: LocationQuery, lane: Weak<Lane>, askers: Vec<u32>) -> Self {
         let LocationQuery { local, peer, number } = wanted;
         Self { number, local, peer, lane, askers, asked: 0, hurries: 0, sent: Duration::ZERO }

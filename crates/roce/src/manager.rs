@@ -141,7 +141,7 @@ pub(crate) struct Manager {
 
 #[derive(Default)]
 struct State {
-    /// None before the first use.
+    /// The state machine of connections. None before the first use.
     cm: Option<cm::Manager<ManagerPeer>>,
     links: HashMap<u32, Arc<Link>>,
     listeners: HashMap<Service, Vec<Arc<Listening>>>,
@@ -437,7 +437,7 @@ impl Manager {
         }
     }
 
-    /// Who listens for a service at a local address.
+    /// The listener for a service at a local address.
     fn listener(&self, service_id: u64, local: IpAddr) -> Option<Arc<Listening>> {
         let service = Service::of(service_id)?;
         let state = self.lock().ok()?;

@@ -75,7 +75,7 @@ pub(crate) struct Net {
     lanes: Mutex<Lanes>,
     /// The lanes by their places, to be read without a lock.
     by_place: [OnceLock<Arc<Lane>>; MOST_LANES],
-    /// There is more than one.
+    /// The process has more lanes than one.
     has_lanes: AtomicBool,
     /// The lane of all extended reliable connections.
     extended_lane: Mutex<Option<Arc<Lane>>>,
@@ -103,7 +103,7 @@ pub(crate) struct Net {
 
 #[derive(Default)]
 struct Lanes {
-    /// All of them, the primary one first.
+    /// All lanes, the primary one first.
     all: Vec<Arc<Lane>>,
     /// By the address of their completion queue.
     by_queue: HashMap<usize, (Weak<CompletionQueue>, Arc<Lane>)>,
@@ -220,7 +220,7 @@ impl Net {
         drop(removed);
     }
 
-    /// Who has this number in this process.
+    /// The endpoint that has this number in this process.
     pub(crate) fn endpoint(&self, number: u32) -> Option<Arc<Endpoint>> {
         self.endpoints().get(&number).cloned()
     }
@@ -647,7 +647,7 @@ impl Source for Feed {
 }
 
 impl Feed {
-    /// One that the background thread does not watch.
+    /// A feed that the background thread does not watch.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of(net: &Arc<Net>, connection: Arc<Connection>, trusted: bool) -> Arc<Self> {
         if !trusted {

@@ -40,7 +40,7 @@ struct State {
 struct OtherConnection {
     connection: Arc<Connection>,
     purpose: Purpose,
-    /// None is one user more, of all whom the system does not name.
+    /// The user of the process. None is one user more, of all whom the system does not name.
     user: Option<libc::uid_t>,
     /// When the other process has said something, or has come.
     heard: Duration,

@@ -159,7 +159,7 @@ impl Peer {
         self.credit.begin()
     }
 
-    /// One that might have begun has not.
+    /// Takes note that a message which might have begun has not.
     #[cold]
     pub(crate) fn not_begun(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
         self.credit.forget(1);
@@ -341,12 +341,12 @@ impl Credit {
         self.update(|receives, begun| (begun < receives).then(|| (receives, begun + 1)))
     }
 
-    /// So many have not begun, or nobody will tell of them.
+    /// Takes note that so many messages have not begun, or nobody will tell of them.
     fn forget(&self, count: u32) {
         self.update(|receives, begun| Some((receives, begun.saturating_sub(count))));
     }
 
-    /// So many have arrived or are lost, and behind them there were so many receives.
+    /// Takes note that so many messages have arrived or are lost, and that behind them there were so many receives.
     fn learn(&self, arrived: u32, receives: u32) {
         self.update(|_, begun| Some((receives, begun.saturating_sub(arrived))));
     }

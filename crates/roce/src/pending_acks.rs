@@ -1,4 +1,4 @@
-//! By which lanes a thread has found what is not acknowledged yet.
+//! The lanes by which a thread has found what is not acknowledged yet.
 //!
 //! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane its thread may send what follows from the
 //! message, and the peer would see that first. So it leaves before. The thread that finds the message is not always the one that has taken it in: that may be

@@ -12,7 +12,7 @@ pub(crate) struct Recent<K, V> {
 }
 
 impl<K: Eq + Hash + Copy, V: Copy> Recent<K, V> {
-    /// One that remembers at least the last `most` that were in use, and never more than twice as many.
+    /// A set that remembers at least the last `most` that were in use, and never more than twice as many.
     pub(crate) fn new(most: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), most }
     }

@@ -51,7 +51,7 @@ pub(crate) struct Train {
 
 /// A datagram that has arrived.
 pub(crate) struct Arrival<'a> {
-    /// Who sent it.
+    /// The address of the sender.
     pub(crate) source: IpAddr,
     pub(crate) source_port: u16,
     /// The address that it was sent to.
@@ -61,7 +61,7 @@ pub(crate) struct Arrival<'a> {
     pub(crate) interface: u32,
     /// Traffic class.
     pub(crate) class: u8,
-    /// What is left of its hop limit.
+    /// The hop limit that the packet has left.
     pub(crate) hops: u8,
     pub(crate) bytes: &'a [u8],
 }
@@ -551,7 +551,7 @@ impl Control {
         self.used += space;
     }
 
-    /// As whom, how, and in which pieces to send.
+    /// Describes to whom, how, and in which pieces to send.
     fn describe(&mut self, train: &Train, dual: bool) {
         let route = &train.route;
         // ROCE-22

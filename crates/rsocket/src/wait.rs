@@ -26,7 +26,7 @@ pub(crate) trait Waitable {
     fn arm(&self) -> Option<Attendance>;
     /// The descriptors that become ready with the next event.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>);
-    /// Some of them are ready: takes the event away.
+    /// Takes the event away, since some of the descriptors are ready.
     fn take_event(&self, ready: &[libc::pollfd]);
     /// The last look has left something: what is told by the descriptors may have been told already.
     fn has_more(&self) -> bool;

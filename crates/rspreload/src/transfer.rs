@@ -16,7 +16,7 @@ impl Rsocket {
         self.touching(fd, libc::EPOLLOUT | libc::EPOLLWRNORM, call)
     }
 
-    /// Neither.
+    /// A call that uses up neither what has come nor room for sending.
     fn asking<T>(self, _: c_int, call: impl FnOnce() -> T) -> T {
         call()
     }

@@ -19,7 +19,7 @@ impl Bell {
         Doorbell::new().map(Self::of)
     }
 
-    /// One that another process has passed; none if it is none.
+    /// The bell that another process has passed; none if it is none.
     pub fn from_descriptor(descriptor: OwnedFd) -> Option<Self> {
         Doorbell::from_descriptor(descriptor).map(Self::of)
     }

@@ -36,7 +36,7 @@ const LEFT: u32 = 2;
 const AWAY: u8 = 0;
 /// The background thread takes turns, as others do.
 const BESIDE: u8 = 1;
-/// Others wait for it.
+/// The background thread carries on, and others wait for it.
 const THROUGH: u8 = 2;
 /// So long it takes for a turn, as a rule. One that takes longer may have no processor.
 const LATEST: Duration = Duration::from_micros(500);
@@ -44,11 +44,11 @@ const LATEST: Duration = Duration::from_micros(500);
 /// What has been carried out of the requests that need no packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyProgress {
-    /// All there are.
+    /// All requests that need no packet have been carried out.
     All,
-    /// As many as one may before others get their turn.
+    /// As many requests as one may before others get their turn.
     Part,
-    /// As many as a post that leaves the others to the background thread, which has been called.
+    /// As many requests as a post that leaves the others to the background thread, which has been called.
     Shared,
     /// All but some that have to take their turn as packets.
     Packets,
@@ -241,9 +241,9 @@ struct Beside {
     errand: Errand,
 }
 
-/// So often it looks whether a post has ended that has called it.
+/// How often the background thread looks whether a post has ended that has called it.
 const MOST_LOOKS: u32 = 10_000;
-/// So often it finds others at everything that is under way before it comes back later.
+/// How often the background thread finds others at everything that is under way before it comes back later.
 const VAIN: u32 = 4;
 
 impl Beside {

@@ -56,7 +56,7 @@ pub struct Direct {
 pub enum Step {
     /// The request is carried out.
     Done,
-    /// There is more of it.
+    /// More of the request is to be carried out.
     More,
     /// The kernel has to copy.
     Kernel,
@@ -430,7 +430,7 @@ fn announce<'a>(
     stands.then_some(Stands { reach, region, _announced: announced })
 }
 
-/// By which process, and where in it, the kernel would carry out a request.
+/// The process by which, and the address at which, the kernel would carry out a request.
 fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(&'a Process, u64)> {
     let right = right(work).filter(|right| kernel_does(*right))?;
     let process = reach.process.as_ref().filter(|process| process.copies(region.by_file()))?;

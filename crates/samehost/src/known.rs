@@ -18,7 +18,7 @@ impl<E> Default for LookupCache<E> {
 }
 
 impl<E> LookupCache<E> {
-    /// The one with this number in a table that has changed so often, or as `search` finds it there.
+    /// The entry with this number in a table that has changed so often, or as `search` finds it there.
     #[inline]
     pub fn find(&mut self, changes: u64, number: u32, search: impl FnOnce() -> Option<E>) -> Option<&E> {
         if self.changes != changes {

@@ -41,7 +41,7 @@ impl Probe {
         Self { mark: random::word(), secret: random::word() | 1 }
     }
 
-    /// The one that everybody else reads.
+    /// The probe that everybody else reads.
     pub(crate) fn of_process() -> &'static Self {
         static PROBE: OnceLock<Probe> = OnceLock::new();
         PROBE.get_or_init(Probe::new)

@@ -33,7 +33,7 @@ pub struct Loans {
 
 struct Piece {
     loan: Loan,
-    /// Whose queue pair's it is.
+    /// The number of the queue pair that lends the piece.
     number: u32,
     lent: KeyUse,
 }

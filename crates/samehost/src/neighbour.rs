@@ -146,7 +146,7 @@ impl Neighbour {
         &self.loans
     }
 
-    /// By this is said which of its keys and queue pairs are going to be used.
+    /// The hazard words by which this process says which keys and queue pairs of the other one it is going to use.
     #[inline]
     pub(crate) fn announcer(&self) -> &Arc<HazardSlots> {
         &self.announcer

@@ -16,9 +16,9 @@ pub struct Parts {
     pub producer: Producer,
     /// Records from it.
     pub consumer: Consumer,
-    /// By which this process says what it uses of the other's memory.
+    /// The hazard words by which this process says what it uses of the other's memory.
     pub announcer: HazardSlots,
-    /// By which the other does.
+    /// The hazard words by which the other process says what it uses of this one's memory.
     pub witness: HazardView,
     /// Rung by this process.
     pub theirs: Bell,

@@ -16,7 +16,7 @@ impl Place {
         announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
     }
 
-    /// None if too many announce at once.
+    /// Announces a use. None if too many announce at once.
     #[inline]
     pub(crate) fn announce(&mut self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         match self {

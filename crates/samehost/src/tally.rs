@@ -23,7 +23,7 @@ impl From<Opcode> for Direction {
 #[derive(Default)]
 pub(crate) struct Tally {
     operations: u32,
-    /// Of these, by the kernel's copy.
+    /// The operations that the kernel's copy has carried out.
     by_kernel: u32,
     bytes: u64,
     /// What reads and atomic operations have brought.
@@ -39,7 +39,7 @@ impl Tally {
         self.by_kernel += 1;
     }
 
-    /// One more. True: it is time to count.
+    /// Adds an operation. True: it is time to count.
     #[inline(always)]
     pub(crate) fn add(&mut self, direction: Direction, length: u32) -> bool {
         self.operations += 1;

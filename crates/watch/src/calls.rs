@@ -77,7 +77,7 @@ impl Call {
 
 macro_rules! calls {
     ($($name:ident($($argument:ident: $form:expr),*) -> $returns:expr;)*) => {
-        /// All of them.
+        /// All calls that are watched.
         pub(crate) const CALLS: &[Call] = &[$(Call {
             name: stringify!($name),
             arguments: &[$((stringify!($argument), $form)),*],

@@ -87,7 +87,7 @@ impl Process {
     }
 }
 
-/// Whose event it is, and from when times count.
+/// The process whose event it is, and when its times began.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) pid: u32,

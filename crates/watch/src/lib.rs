@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use trace::LineTrace;
 
-/// Who watches this process.
+/// The watchers of this process.
 struct Watch {
     trace: Option<RunningTrace>,
     faults: Option<&'static Faults>,
@@ -141,7 +141,7 @@ impl Words {
     }
 }
 
-/// Who watches this process, if anybody does.
+/// Starts the watcher of this process, if the environment asks for one.
 pub fn start() -> Option<&'static dyn Watcher> {
     let watch = WATCH.get_or_init(|| {
         let trace = traced();

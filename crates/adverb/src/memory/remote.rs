@@ -44,7 +44,8 @@ impl RemoteMemory {
         self.key
     }
 
-    /// Part of it; none if the range passes the end, as it may where the token came from a peer. A request that goes through the part is bounded
+    /// A part of the memory; none if the range passes the end, as it may where the token came from a peer. A request that goes through the part
+    /// is bounded
     /// by it.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let (start, length) = try_resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX))?;

@@ -275,7 +275,7 @@ fn targets(devices: &[&str], args: &Args) -> Result<(Vec<Section>, Vec<String>),
     Ok((sections, missing))
 }
 
-/// Nothing but one operation, so that whoever counts system calls sees no others.
+/// Does nothing but one operation, so that a tool that counts system calls sees no others.
 fn only(device: &str, operation: &str, count: usize) -> Result<(), String> {
     let mut session = Session::start(device, Place::Here, false)?;
     match operation {

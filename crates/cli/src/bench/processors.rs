@@ -1,4 +1,4 @@
-//! On which processor a thread runs.
+//! The processors that a thread runs on.
 
 use std::sync::OnceLock;
 

@@ -50,7 +50,7 @@ pub(super) enum Layout {
     Comparison,
 }
 
-/// Whose number it is.
+/// The owner of a number: this project, or what it is compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
@@ -171,7 +171,7 @@ impl Percentiles {
 }
 
 impl Section {
-    /// Nothing yet.
+    /// A section without any values yet.
     pub(super) fn new(name: impl Into<String>, setting: impl Into<String>, layout: Layout) -> Self {
         Self { name: name.into(), setting: setting.into(), layout, series: Vec::new(), notes: Vec::new() }
     }

@@ -55,7 +55,7 @@ pub(super) enum Order {
     TakeTcp(usize, usize, usize),
     /// Make the yardstick's socket on this address, and say where it is.
     BindUdp(IpAddr),
-    /// The other socket.
+    /// The address of the other UDP socket.
     ConnectUdp(SocketAddr),
     /// Return 8 bytes over UDP, acknowledged.
     ReturnUdp(Service, usize),

@@ -33,7 +33,7 @@ pub(super) struct SideResult {
 }
 
 impl Operation {
-    /// All of them, in the order in which they are shown.
+    /// All operations, in the order in which they are shown.
     pub(super) const ALL: &[Operation] = &[
         Self::Send,
         Self::SendImmediate,

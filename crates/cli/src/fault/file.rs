@@ -48,7 +48,7 @@ enum QueuePair {
 }
 
 impl Fault {
-    /// As it is said on the command line.
+    /// The fault as a rule of the command line.
     fn text(&self) -> String {
         let mut text = self.rule.clone();
         let pair = self.qp.as_ref().map(|pair| match pair {

@@ -39,7 +39,7 @@ enum FollowerCommand {
 }
 
 struct Follower {
-    /// None where the system tells of no changes.
+    /// The descriptor that tells of changes; none where the system has no such thing.
     changes: Option<OwnedFd>,
     root: PathBuf,
     /// All that the files depend on.
@@ -47,7 +47,7 @@ struct Follower {
     wanted: FolderPlan,
     /// What is in the folder, by its place there.
     shown: HashMap<String, Content>,
-    /// None where nobody is to find counters.
+    /// The files of counters; none where nobody is to find counters.
     live: Option<Live>,
 }
 

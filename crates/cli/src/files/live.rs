@@ -30,7 +30,7 @@ const F_SETSIG: libc::c_int = 10;
 const F_SETOWN_EX: libc::c_int = 15;
 const F_OWNER_TID: libc::c_int = 0;
 
-/// Who gets a signal (fcntl(2), struct f_owner_ex).
+/// The thread or process that gets a signal (fcntl(2), struct f_owner_ex).
 #[repr(C)]
 struct Owner {
     kind: libc::c_int,
@@ -40,7 +40,7 @@ struct Owner {
 /// The files of counters of a run. It belongs to one thread, which has blocked all signals.
 pub(super) struct Live {
     root: PathBuf,
-    /// None: the files are written each second.
+    /// The kernel's notices; with none, the files are written each second.
     kernel: Option<Kernel>,
     /// The folder of each watch.
     watched: HashMap<i32, PathBuf>,
@@ -87,9 +87,9 @@ impl CountCache {
 
 /// What the kernel tells.
 struct Kernel {
-    /// By which it says who waits: a signal of this thread.
+    /// The descriptor by which the kernel says who waits: a signal of this thread.
     signals: OwnedFd,
-    /// By which it says who has closed a file, or put another one in its place.
+    /// The descriptor by which the kernel says who has closed a file, or put another one in its place.
     changed: OwnedFd,
 }
 
@@ -272,7 +272,7 @@ impl Live {
         }
     }
 
-    /// Who waits for this file reads what is now. Who comes later waits for another one.
+    /// Answers a program that waits for this file with the values of now. A later program waits for other values.
     fn hand_out(&mut self, path: &Path, now: Instant) {
         let Some(counted) = self.files.get_mut(path) else { return };
         let totals = self.known.totals(path, now, || count(&self.root));
@@ -380,7 +380,7 @@ impl CounterFile {
         self.leased = lease(&self.file).is_ok();
     }
 
-    /// Who waits goes on.
+    /// Gives the file's lease up: programs that wait for it go on.
     fn give_up(&mut self) {
         self.leased = false;
         // SAFETY: an open descriptor and plain numbers.

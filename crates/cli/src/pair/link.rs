@@ -18,7 +18,7 @@ pub(crate) const SHARED: usize = RECEIVES * MESSAGE;
 /// Where the words begin.
 pub(crate) const WORDS: usize = SHARED;
 const PAGE: usize = 4096;
-/// Nothing that the other side is expected to do takes longer.
+/// The longest wait for an answer of the other side.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The messages of a link, and how many of them may be on their way.
@@ -212,7 +212,7 @@ impl<'a> Stream<'a> {
         Self { link, outstanding: 0, waiting: Waiting::Polling }
     }
 
-    /// One that leaves the processor to others while it waits.
+    /// A stream that leaves the processor to others while it waits.
     pub(crate) fn sleeping(link: &'a Link) -> Self {
         Self { waiting: Waiting::Sleeping, ..Self::new(link) }
     }

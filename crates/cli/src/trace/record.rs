@@ -72,7 +72,7 @@ impl Request {
     }
 }
 
-/// All of it.
+/// A whole trace.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     /// Commands by process.

@@ -78,7 +78,7 @@ pub struct Event {
     pub kind: EventKind,
     /// 0, a negative errno, or a transport's reject reason.
     pub status: i32,
-    /// Whom it concerns; for [`EventKind::ConnectRequest`] a new identifier, with [`Identifier::cookie`] 0, which the
+    /// The identifier that the event concerns; for [`EventKind::ConnectRequest`] a new identifier, with [`Identifier::cookie`] 0, which the
     /// program accepts, rejects or destroys.
     pub identifier: Arc<Identifier>,
     /// The listener, for [`EventKind::ConnectRequest`].

@@ -159,7 +159,7 @@ impl Drop for Other {
 /// Memory of the other process.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// By which the other names it.
+    /// The number by which the other process names the memory.
     pub index: u64,
     /// The address of the first byte.
     pub address: u64,

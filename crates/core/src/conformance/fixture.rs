@@ -135,12 +135,12 @@ impl Memory {
         self.words.as_ptr() as u64 + offset as u64
     }
 
-    /// A part of it.
+    /// A part of the memory.
     pub fn sge(&self, offset: usize, length: usize) -> Sge {
         Sge { address: self.address(offset), length: length as u32, lkey: self.region.key() }
     }
 
-    /// All of it.
+    /// All of the memory.
     pub fn all(&self) -> Sge {
         self.sge(0, self.length)
     }

@@ -55,7 +55,7 @@ const PORT: &[File] = files! {
 /// How many files of a port always say 0.
 pub const ALWAYS_ZERO: usize = NEVER.len();
 
-/// The others of them: 0.
+/// The files of a port that always say 0.
 const NEVER: [&str; 11] = [
     "counters/symbol_error",
     "counters/link_error_recovery",

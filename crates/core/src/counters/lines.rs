@@ -4,7 +4,7 @@ use super::Page;
 use crate::fork::ForkGeneration;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// So many lines there are.
+/// The number of lines that there are.
 const LINES: usize = 32;
 /// Bytes of each; what is longer is cut.
 const TEXT: usize = 256;
@@ -24,7 +24,7 @@ pub(crate) struct Lines {
 /// A line, until dropped.
 pub(crate) struct CounterLine {
     lines: &'static Lines,
-    /// None: there was no room.
+    /// The place of the line. None: there was no room.
     place: Option<usize>,
     born: ForkGeneration,
 }

@@ -40,9 +40,9 @@ pub(crate) struct Page {
 /// The counters of a device.
 #[repr(C)]
 pub(super) struct CounterSet {
-    /// Of this process.
+    /// The counters of this process.
     pub(super) own: Counters,
-    /// Of those that had the memory before.
+    /// The sum of the processes that had the memory before.
     pub(super) before: Counters,
 }
 
@@ -228,7 +228,7 @@ pub(super) struct DeviceCounters {
     pub(super) name: String,
     /// By the process that has the page.
     pub(super) own: Counters,
-    /// By those that had it before.
+    /// The sum of the processes that had the page before.
     pub(super) before: Counters,
 }
 
@@ -299,7 +299,7 @@ fn counted(names: &[u8], sets: &[u8]) -> Option<Vec<DeviceCounters>> {
     Some(devices)
 }
 
-/// None if they are of another version.
+/// Reads a page. None if it is of another version.
 pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
     const PLACE: usize = std::mem::offset_of!(Page, place);
     if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {

@@ -82,7 +82,7 @@ fn let_in(engine: &'static Engine, open: &Arc<AtomicUsize>, connection: Connecti
     *place = engine.reactor.add(fd, READABLE, answering.clone()).ok();
 }
 
-/// One of [`MOST`].
+/// A place among the [`MOST`] importers.
 struct ImporterPlace(Arc<AtomicUsize>);
 
 impl ImporterPlace {

@@ -24,7 +24,7 @@ impl WarningOutput {
         Self { fd, file: file(fd).filter(|_| is_of_run || !is_data(fd)), lines: AtomicU32::new(0) }
     }
 
-    /// One of the few lines. The last of them says that there are no more.
+    /// Writes one of the few lines. The last of them says that there are no more.
     pub(super) fn write(&self, line: &str) -> io::Result<()> {
         if self.lines.load(Ordering::Relaxed) >= MOST {
             return Ok(());

@@ -3,7 +3,7 @@
 use super::keys::{Access, AccessError, Entry, Keys};
 use std::fmt::Write;
 
-/// Who wants to use the bytes.
+/// The user of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     /// The program itself.

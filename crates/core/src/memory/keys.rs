@@ -87,11 +87,11 @@ pub(crate) struct Entry {
     pub(crate) domain: u32,
     /// Of a memory window: what it is bound to.
     pub(crate) window: Option<Binding>,
-    /// Whose bytes they are.
+    /// The owner of the bytes.
     pub(crate) kind: Kind,
 }
 
-/// Whose the bytes behind a key are.
+/// The owner of the bytes behind a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The program's, which may do with them what it likes.

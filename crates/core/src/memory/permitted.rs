@@ -26,7 +26,7 @@ pub(crate) enum Permission {
 }
 
 impl Mappings {
-    /// For this process, until dropped.
+    /// Opens the mappings of this process, until dropped.
     pub(crate) fn open() -> Self {
         let wanted = !setting::without("procmap-query");
         // Of the thread: the main one may have ended, and has no memory then.

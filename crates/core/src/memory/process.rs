@@ -130,7 +130,7 @@ impl Process {
         self.call(0, by_file).is_some()
     }
 
-    /// By which call so many bytes are copied, if by any.
+    /// The call by which so many bytes are copied, if any.
     #[inline]
     fn call(&self, length: usize, by_file: bool) -> Option<Call> {
         let is_open = !self.is_closed.load(Ordering::Relaxed);

@@ -44,7 +44,7 @@ fn name(slot: &Slot) -> usize {
 }
 
 impl Reader {
-    /// One that need not count, if the keys have a barrier.
+    /// A reader that need not count, if the keys have a barrier.
     pub fn new(keys: &'static Keys) -> Self {
         let readers = &keys.readers;
         if readers.barrier.get().is_none() {

@@ -137,7 +137,7 @@ impl Source<'_> {
         self.len() == 0
     }
 
-    /// Nothing more of it is needed.
+    /// The payload is not needed any more.
     #[inline]
     pub fn finish(&self) {
         if let Source::Process { claim, .. } = self {

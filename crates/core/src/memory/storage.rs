@@ -33,7 +33,7 @@ pub enum Allocation {
     Default,
     /// Take this.
     Given(NonNull<c_void>),
-    /// There is none.
+    /// The program's allocator has no memory.
     Failed,
 }
 
@@ -48,7 +48,7 @@ pub unsafe trait Allocator: Send + Sync {
     fn free(&self, address: NonNull<c_void>, kind: RingKind);
 }
 
-/// Who gives the memory of a queue's rings; nobody: we do.
+/// The allocator of a queue's rings. None: the rings are the engine's own memory.
 pub type RingAllocator = Option<Arc<dyn Allocator>>;
 
 /// Alignment of a ring's parts, in bytes: that of a cache line, so that they share none with anything else.
@@ -91,7 +91,7 @@ fn own<T>(length: usize, blank: fn() -> T) -> NonNull<T> {
 }
 
 impl<T> Storage<T> {
-    /// So many elements, all as `blank` makes them.
+    /// Storage for so many elements, all as `blank` makes them.
     ///
     /// # Errors
     /// ENOMEM where the allocator has no memory.

@@ -39,7 +39,7 @@ pub enum Together {
 }
 
 impl Together {
-    /// As the variables of the environment say.
+    /// What processes do together, as the variables of the environment say.
     pub fn now() -> Self {
         Self::of(setting::within_host(), !setting::without("memfd"), pcap::enabled)
     }
@@ -90,7 +90,7 @@ pub enum Memory {
 pub struct Facts {
     /// What the two processes do with each other's memory.
     pub together: Together,
-    /// Whose the memory is.
+    /// The owner of the memory.
     pub memory: Memory,
     /// The memory is lent to the peer for long sends: the peer fetches it by the kernel anyway, and need not reach it by its key.
     pub is_only_lent: bool,
@@ -146,7 +146,7 @@ pub struct Choice {
 }
 
 impl Facts {
-    /// As this process is set.
+    /// The facts of a region, with the settings of this process.
     pub fn of(memory: Memory, is_only_lent: bool) -> Self {
         Self { together: Together::now(), memory, is_only_lent, has_kernel_copy: has_kernel_copy() }
     }
@@ -267,7 +267,7 @@ pub(super) enum Call {
 /// Up to so many bytes go by the memory file.
 pub const SHORT: usize = 2048;
 
-/// By which call the kernel copies so many bytes, if by any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: what the system has not refused.
+/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: what the system has not refused.
 #[inline]
 pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: bool) -> Option<Call> {
     let has_file = has_file && by_file;

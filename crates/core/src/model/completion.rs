@@ -55,7 +55,7 @@ impl Queue {
         std::mem::take(&mut ring.length)
     }
 
-    /// As `CompletionChannel::wait`.
+    /// Waits as `CompletionChannel::wait` does.
     fn wait(&self) {
         self.events.wait();
         self.ring().unheard.forget();

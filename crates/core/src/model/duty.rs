@@ -16,7 +16,7 @@ struct Kernel {
     state: Mutex<State>,
     /// The background thread sleeps on it.
     background: Bell,
-    /// So do threads of the program.
+    /// Rung for threads of the program.
     program: Bell,
 }
 

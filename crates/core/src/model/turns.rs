@@ -31,7 +31,7 @@ impl Desk {
         }
     }
 
-    /// As a post of a queue pair whose requests may be being copied. True: it is done, or left to somebody who does it.
+    /// Posts as a queue pair does whose requests may be being copied. True: it is done, or left to somebody who does it.
     fn post_beside(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.turns.will_find() };
@@ -47,7 +47,7 @@ impl Desk {
         self.work(&shared);
     }
 
-    /// As whoever sends or takes in packets and does not wait for the lock. Returns the same.
+    /// Posts as a thread that sends or takes in packets and does not wait for the lock. True: it is done, or left to somebody who does it.
     fn post_unless_busy(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.busy.leave_note() };

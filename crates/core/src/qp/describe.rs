@@ -82,7 +82,7 @@ impl LastFailure {
         }
     }
 
-    /// None has failed before, or since the queue pair was reset.
+    /// The status of the last request that failed. None if there was none since the queue pair was made or reset.
     pub(super) fn get(&self) -> Option<Status> {
         let number = self.0.load(std::sync::atomic::Ordering::Relaxed);
         Status::from_number(number.into()).filter(|status| *status != Status::Success)

@@ -80,7 +80,7 @@ impl ReceiveCounts {
         self.0.fetch_add(Self::IN_ALL + 1, Ordering::SeqCst);
     }
 
-    /// One that was taken is complete.
+    /// A receive that was taken is complete.
     fn complete(&self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -112,7 +112,7 @@ pub(super) enum Receives {
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
     },
-    /// In those of its XRC domain that messages name.
+    /// The receives of the shared queues of the queue pair's XRC domain that messages name.
     Extended(Box<ExtendedTarget>),
     /// Nowhere: the queue pair only sends.
     Nowhere,

@@ -36,7 +36,7 @@ pub struct SendQueue {
     pub(super) posted: AtomicU64,
     pub(super) retired: AtomicU64,
     pub(super) post: Lock<Posting>,
-    /// There is something in it.
+    /// There is an object for one-sided requests ([`SendQueue::install`]).
     has_one_sided: AtomicBool,
     retire: Lock<()>,
 }
@@ -63,15 +63,15 @@ pub struct SendWork {
     pub sges: usize,
     /// Bytes altogether.
     pub length: u32,
-    /// As in [`SendRequest`].
+    /// The address in the peer's memory, as in [`SendRequest`].
     pub remote_address: u64,
-    /// As in [`SendRequest`].
+    /// The key of the peer's memory, as in [`SendRequest`].
     pub rkey: u32,
-    /// As in [`SendRequest`].
+    /// Immediate data or a key, as in [`SendRequest`].
     pub immediate: u32,
-    /// As in [`SendRequest`].
+    /// The first operand of an atomic operation, as in [`SendRequest`].
     pub compare_add: u64,
-    /// As in [`SendRequest`].
+    /// The second operand of an atomic operation, as in [`SendRequest`].
     pub swap: u64,
     /// XRC: the peer's shared receive queue.
     pub shared_queue: u32,

@@ -66,9 +66,9 @@ fn free(node: u32, tree: &mut Tree, machine_has: &dyn Fn(Bus) -> bool) -> Vec<Sl
 /// Processors, as the kernel writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Near {
-    /// As bits: `ff`.
+    /// The processors as bits: `ff`.
     pub(super) mask: String,
-    /// As ranges: `0-7`.
+    /// The processors as ranges: `0-7`.
     pub(super) list: String,
 }
 

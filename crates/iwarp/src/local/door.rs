@@ -32,7 +32,7 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
+    /// Opens the door. None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
     pub(super) fn open(host: &Arc<LocalHost>, name: &[u8]) -> Option<Arc<Self>> {
         let listener = Arc::new(Listener::bind(name).ok()?);
         let host = Arc::downgrade(host);

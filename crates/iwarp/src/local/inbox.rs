@@ -39,7 +39,7 @@ pub(crate) struct Inbox {
     /// The channel had no room to tell it, and nothing may follow that does.
     owes_progress: AtomicBool,
     waiting: Mutex<Queue>,
-    /// There are some.
+    /// Some messages wait.
     has_waiting: AtomicBool,
 }
 

@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 /// Tells queue pairs from those of other transports where they are published: their numbers have 24 bits.
 const IWARP: u32 = 1 << 31;
 
-/// By which name a queue pair is published.
+/// The name under which a queue pair is published.
 pub(crate) fn published_name(number: u32) -> u32 {
     number | IWARP
 }
@@ -57,7 +57,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// None of addresses that are one only with an interface: nobody else is asked by them.
+    /// The ends of a socket. None of addresses that are one only with an interface: nobody else is asked by them.
     fn of(socket: &Socket) -> Option<Self> {
         let plain = |address: SocketAddr| {
             let is_scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
@@ -73,7 +73,7 @@ impl Ends {
     }
 }
 
-/// As the polls of a lane look at them.
+/// The channels as the polls of a lane look at them.
 pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Messages>;
 
 /// What another process has of a connection.
@@ -83,7 +83,7 @@ pub(crate) struct RemoteEnd {
     pub(crate) end: EndName,
 }
 
-/// By which names the other process knows an end of a connection.
+/// The names by which the other process knows an end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EndName {
     /// Number of the end's queue pair.
@@ -98,7 +98,7 @@ struct Member {
     inbox: Arc<Inbox>,
     socket: Arc<Socket>,
     peer: Option<RemoteEnd>,
-    /// By which the other end finds this one.
+    /// The door by which the other end finds this one.
     _door: Option<Arc<Door>>,
 }
 
@@ -274,7 +274,7 @@ impl LocalHost {
         }
     }
 
-    /// By which names others know an end of a connection.
+    /// The names by which others know an end of a connection.
     fn named(&self, ends: Ends) -> Option<EndName> {
         let members = lock(&self.members);
         let member = members.all.get(&ends)?;
@@ -282,7 +282,8 @@ impl LocalHost {
         Some(EndName { number, serial: member.inbox.number })
     }
 
-    /// Who has the other end of a connection. Returns by which names others know this one; none if there is no such connection here.
+    /// Notes which process has the other end of a connection. Returns the names by which others know this one; none if there is no such
+    /// connection here.
     fn note(&self, ends: Ends, peer: RemoteEnd) -> Option<EndName> {
         {
             let mut members = lock(&self.members);

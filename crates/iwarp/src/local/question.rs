@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QuestionMessage {
-    /// As the process that is asked knows the connection.
+    /// The connection's addresses, as the process that is asked knows them.
     pub(super) ends: Ends,
     /// The asker's end.
     pub(super) end: EndName,

@@ -39,7 +39,7 @@ pub struct PostedRequest {
     pub length: u64,
     /// Of a one-sided operation, the address in the peer's memory.
     pub remote_address: u64,
-    /// By which key.
+    /// Of a one-sided operation, the key of the peer's memory.
     pub rkey: u32,
     /// Whether the request's success is reported.
     pub is_reported: bool,

@@ -195,7 +195,7 @@ impl Record<'_> {
         self.claims().begin()
     }
 
-    /// After that: whether nobody has taken it away meanwhile. It stays claimed.
+    /// Whether nobody has taken the claim away meanwhile: to be asked after [`Record::begin_claim`] and the reading. The record stays claimed.
     ///
     /// # Errors
     /// What was read is void.

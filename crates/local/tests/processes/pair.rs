@@ -68,7 +68,7 @@ impl Side {
         }
     }
 
-    /// Until the doorbell rings: a minute is a wake-up that was lost.
+    /// Sleeps until the doorbell rings: a minute is a wake-up that was lost.
     fn sleep(&self) {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: room for one event.
@@ -81,7 +81,7 @@ impl Side {
 pub(crate) struct Child(libc::pid_t);
 
 impl Child {
-    /// Only from a process of one thread. `None` in the child, which ends with [`end`].
+    /// Forks a process of one thread. `None` in the child, which ends with [`end`].
     pub(crate) fn fork() -> Option<Child> {
         // SAFETY: this process has one thread, so the child may do anything.
         let child = unsafe { libc::fork() };

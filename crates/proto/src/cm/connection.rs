@@ -37,7 +37,7 @@ pub(super) struct Connection<P> {
     pub(super) peer: P,
     /// Of the messages that make the connection.
     pub(super) transaction_id: u64,
-    /// Of those that release it.
+    /// The transaction of the messages that release the connection.
     pub(super) release_transaction_id: u64,
     pub(super) service_id: u64,
     /// The peer has asked for the connection, and may do it again: its message may still be under way.
@@ -53,14 +53,14 @@ pub(super) struct Connection<P> {
     pub(super) retries: u8,
     /// Whether the peer has chosen these two: then there is a limit to all of it.
     pub(super) is_chosen_by_peer: bool,
-    /// After that nothing is sent again.
+    /// When the last message may be sent.
     pub(super) until: Duration,
     /// Time from a message to the same message again, in place of `timeout`, when the peer has said that its answer will take longer.
     pub(super) delay: Option<Duration>,
     /// How long a packet and its acknowledgement take at most.
     pub(super) round_trip: Duration,
     pub(super) deadline: Option<Duration>,
-    /// Until then a service that nobody offers is asked for again.
+    /// Until when a service that nobody offers is asked for again.
     pub(super) patient_until: Duration,
     /// The message that is sent until it is answered.
     pub(super) message: Option<Box<Mad>>,
@@ -143,7 +143,7 @@ pub(super) enum Room {
     Free,
     /// The request takes the place of this one, of a peer that has more than the newcomer would have.
     InsteadOf(u32),
-    /// There is none.
+    /// There is no room, and no request that should give way.
     Full,
 }
 

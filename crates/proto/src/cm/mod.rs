@@ -99,7 +99,7 @@ pub enum Event<P> {
     Request {
         /// The new connection.
         connection: u32,
-        /// Who asks.
+        /// The peer that asks.
         peer: P,
         /// The message; all is seen from the sender's side.
         request: Box<Req>,
@@ -144,7 +144,7 @@ pub enum Event<P> {
     DatagramRequest {
         /// Stands for the request until it is answered.
         connection: u32,
-        /// Who asks.
+        /// The peer that asks.
         peer: P,
         /// The message.
         request: Box<SidrReq>,

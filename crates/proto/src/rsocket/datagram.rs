@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 pub const MAX_SOURCE: usize = 24;
 const SOURCE_V4: usize = 8;
 
-/// Who sent a datagram, and where its bytes begin.
+/// The sender of a datagram, and where its bytes begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The sender's address.

@@ -412,7 +412,7 @@ impl Stream {
         Pieces::new(size, (self.start + skip) % size, length.min(self.unread - skip))
     }
 
-    /// So many of them are read.
+    /// Takes note that the program has read so many bytes.
     pub fn consume(&mut self, length: usize) {
         let length = length.min(self.unread);
         self.unread -= length;

@@ -14,7 +14,7 @@ use adverb_core::gathering::Gathering;
 use adverb_core::qp::Queues;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// So many packets must be unacknowledged.
+/// The posts wait only while so many packets are unacknowledged.
 const UNDER_WAY: u32 = 2;
 /// Or the program must have posted more than this since it polled last. While the timer runs that sends what waits, one is enough.
 const ROW: u32 = 4;

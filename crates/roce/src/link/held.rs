@@ -25,7 +25,7 @@ pub(super) enum HoldOutcome {
     Behind,
     /// The packet waits already.
     Repeated,
-    /// There was no room for it, or one before it is missing.
+    /// There was no room for the packet, or one before it is missing.
     Lost,
 }
 
@@ -86,7 +86,7 @@ impl HeldPackets {
         self.put_in(waiting, VecDeque::push_front);
     }
 
-    /// The one before them has not been carried out: they come again behind it. Returns how many there were.
+    /// Forgets the waiting packets, since the one before them has not been carried out: they come again behind it. Returns how many there were.
     pub(super) fn give_up(&mut self) -> usize {
         let count = std::mem::take(&mut self.packets).len();
         self.cost = 0;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// "Not yet said."
 const ECN_CAPABLE: u8 = 2;
 
-/// By which road packets go to the peer.
+/// The way by which packets go to the peer.
 #[allow(
     clippy::large_enum_variant,
     reason = "a link lies on the heap, and the way within the host is to be short"
@@ -40,7 +40,7 @@ impl Road {
         }
     }
 
-    /// By which packets leave.
+    /// The carrier by which packets leave.
     #[inline]
     pub(super) fn carrier(&self) -> Carrier {
         self.near().map(Near::carrier).unwrap_or_default()

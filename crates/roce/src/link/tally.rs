@@ -13,7 +13,7 @@ impl Tally {
     /// Messages are counted so many at a time, and with one that is reported.
     const TOGETHER: u32 = 32;
 
-    /// One more, with so many bytes. True: it is time to count.
+    /// Adds a message with so many bytes. True: it is time to count.
     #[inline(always)]
     pub(crate) fn add(&mut self, bytes: u32) -> bool {
         self.messages += 1;
@@ -21,7 +21,7 @@ impl Tally {
         self.messages >= Self::TOGETHER
     }
 
-    /// So many more, with so many bytes.
+    /// Adds so many messages, with so many bytes.
     #[inline]
     pub(crate) fn add_all(&mut self, messages: u32, bytes: u64) {
         self.messages += messages;

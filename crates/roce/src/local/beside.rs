@@ -67,7 +67,7 @@ impl Beside {
         }
     }
 
-    /// Others take turns at long operations.
+    /// Lets other threads take turns at the long operations of the queue pair.
     pub(crate) fn go_on(&self, endpoint: &Endpoint) {
         endpoint.net.local.hub.copies.add(endpoint.this());
     }

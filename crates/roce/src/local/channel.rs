@@ -44,7 +44,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// By itself, as it is large before it is on the heap.
+    /// A new receiving side. A function by itself, as it is large before it is on the heap.
     #[inline(never)]
     fn new(counts_alone: bool) -> Box<Self> {
         Box::new(Self {

@@ -48,7 +48,7 @@ use std::time::Duration;
 /// Bytes of payload in a packet of a channel whose ends fetch it.
 const MTU: u32 = 256 << 10;
 
-/// As the polls of a lane look at them.
+/// The channels as the polls of a lane look at them.
 pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Packets>;
 
 /// What this process shares with others. Thread-safe.
@@ -72,12 +72,12 @@ struct State {
 
 /// How long datagrams go to somebody by the network before he is asked again.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
-/// So many are remembered at most.
+/// The most owners that are remembered.
 const MOST_UNREACHABLE: usize = 4096;
 
 /// How long they wait at first, and each time twice as long, up to 64 times as long.
 const AGAIN: Duration = Duration::from_millis(5);
-/// So often they ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
+/// So often queue pairs ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
 const ATTEMPTS: u32 = 20;
 
 /// Processes of RoCE find each other by queue pair numbers: who owns a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).

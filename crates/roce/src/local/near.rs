@@ -39,7 +39,7 @@ pub(crate) struct Near {
     reads: bool,
     /// The operations that the queue pair carries out in memory of the peer's process by itself.
     direct: Direct,
-    /// By this the peer's process does the same here.
+    /// The entry by which the peer's process carries out operations here.
     published: Option<PublishedPair>,
     /// The memory that the queue pair sends from time and again, and whether that is to be looked at.
     lending: Lending,
@@ -136,7 +136,7 @@ impl Near {
         (self.permitted, self.reads) = (permitted, reads);
     }
 
-    /// By which its packets leave.
+    /// The carrier by which the packets leave.
     #[inline]
     pub(crate) fn carrier(&self) -> Carrier {
         Carrier::of(&self.channel)
@@ -313,7 +313,7 @@ impl Near {
         });
     }
 
-    /// So many bytes of a request are about to leave. What is sent again may be what the receiver could not read.
+    /// Takes note that so many bytes of a request are about to leave. What is sent again may be what the receiver could not read.
     #[inline]
     pub(crate) fn note_payload(&mut self, queues: &Queues, work: &SendWork, length: u32, is_repeated: bool) {
         if length as usize > LONGEST_HERE && !is_repeated {
@@ -321,7 +321,7 @@ impl Near {
         }
     }
 
-    /// So many packets of requests have left in this turn.
+    /// Takes note that so many packets of requests have left in this turn.
     pub(crate) fn has_left(&mut self, endpoint: &Endpoint, packets: u64) {
         endpoint.queues.counters.tx_local.add(packets);
         if std::mem::take(&mut self.lends_often) {

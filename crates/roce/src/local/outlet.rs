@@ -30,7 +30,7 @@ pub(crate) struct Departure<'a> {
     published: bool,
 }
 
-/// By which packets leave: a lane's socket, or a channel.
+/// The carrier of packets: a lane's socket, or a channel.
 #[derive(Clone, Default)]
 pub(crate) struct Carrier(Option<Arc<Channel>>);
 
@@ -100,7 +100,7 @@ impl Outlet<'_> {
         }
     }
 
-    /// There was room again.
+    /// Takes note that there was room again.
     pub(crate) fn is_moving(&self) {
         if let Self::Host(departure) = self {
             departure.channel.is_moving();

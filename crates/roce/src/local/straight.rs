@@ -220,7 +220,7 @@ impl Body for Pieces<'_> {
 
 /// What a queue pair posts straight with.
 pub(super) struct Posting {
-    /// By this it opens what it sends from.
+    /// The reader for memory that the queue pair sends from.
     pub(super) reader: Reader,
     /// Messages that have gone straight, and are not counted yet.
     sent: Tally,

@@ -238,7 +238,7 @@ impl Receiver {
         true
     }
 
-    /// Who listens under a name.
+    /// The contact that listens under a name.
     fn contact(&self, name: Vec<u8>) -> Option<Arc<Connection>> {
         let known = lock(&self.services).get(&name);
         if let Some(known) = known.filter(|known| !known.has_hung_up()) {
@@ -255,7 +255,7 @@ impl Receiver {
     }
 }
 
-/// By which names a service is found that a request is for.
+/// The names by which a service is found that a request is for.
 fn names(service: Service, arrival: &Arrival<'_>) -> [Vec<u8>; 2] {
     let link = match arrival.local {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,

@@ -26,7 +26,7 @@ const DRAIN_LOOKS: u32 = 500;
 pub(super) struct Link {
     pub(super) id: u32,
     sink: Arc<dyn ConnectionSink>,
-    /// Only while the program manages it through us.
+    /// The queue pair, while the program manages it through us.
     queue_pair: Option<Weak<QueuePair>>,
     pub(super) peer: ManagerPeer,
     local: SocketAddr,

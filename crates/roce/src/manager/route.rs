@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 /// Bits of a communication ID that count within a process.
 pub(crate) const COUNTED: u32 = 20;
 
-/// Whom a datagram is for.
+/// The process or connection that a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
     /// The process with this block.
@@ -51,7 +51,7 @@ impl Service {
     }
 }
 
-/// Whom a datagram is for.
+/// Finds the process or connection that a datagram is for.
 pub(crate) fn route(mad: &[u8; MAD_LEN]) -> Destination {
     let Some(mad) = Mad::parse(mad).filter(|mad| mad.header.class == class::COMMUNICATION) else {
         return Destination::Here;

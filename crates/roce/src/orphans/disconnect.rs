@@ -33,7 +33,7 @@ const PAUSES: [Duration; 6] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
 ];
-/// So often it goes to where the peer is known to live.
+/// How often a disconnect goes to where the peer is known to live.
 const ENOUGH: u32 = 2;
 
 /// A peer that is to hear it.
@@ -44,7 +44,7 @@ struct Peer<'a> {
     told: u32,
 }
 
-/// All of them, and the transaction of the question about the first: nobody guesses it.
+/// All peers that are to hear of it, and the transaction of the question about the first: nobody guesses it.
 struct Peers<'a> {
     all: Vec<Peer<'a>>,
     first: u64,

@@ -96,7 +96,7 @@ impl Source for Alarm {
     }
 }
 
-/// Whom a frame goes to, or comes from, if it says so.
+/// The peer that a frame goes to, or comes from, if it says so.
 fn peer_of(direction: Direction, frame: &[u8]) -> IpAddr {
     const ADDRESSES: usize = 12;
     let kind = |at: usize| frame.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));

@@ -238,7 +238,7 @@ pub(crate) fn direct(side: &Side) -> u64 {
     side.context.device().counters().tx_direct.get()
 }
 
-/// Of these, those whose bytes the kernel has copied.
+/// Operations of this process's queue pairs whose bytes the kernel has copied.
 pub(crate) fn by_kernel(side: &Side) -> u64 {
     side.context.device().counters().tx_kernel.get()
 }

@@ -50,7 +50,7 @@ fn is_mapped() -> bool {
     is_mapped
 }
 
-/// Until requests go by a map.
+/// Repeats a request until it goes by a map.
 fn reach(other: &mut Other, pair: &Pair, opcode: Opcode, remote: (u64, u32)) {
     until("it is mapped", || {
         let (status, way) = observe(pair, opcode, 8, remote);

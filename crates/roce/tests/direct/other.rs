@@ -32,7 +32,7 @@ pub(crate) const MAPPED: [Tier; 1] = [Tier::Mapped];
 /// All on one host.
 pub(crate) const LOCAL: [Tier; 4] = [Tier::Mapped, Tier::Kernel, Tier::Number, Tier::Packets];
 
-/// Who carries an operation out.
+/// The process that carries an operation out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The initiator, in its map of the memory.

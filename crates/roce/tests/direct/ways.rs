@@ -17,7 +17,7 @@ fn said(process: libc::pid_t) -> Vec<String> {
     found.memory.0
 }
 
-/// Whose pages those of an area are.
+/// The flag of private pages.
 const PRIVATE: i32 = libc::MAP_PRIVATE;
 
 #[test]

@@ -153,7 +153,7 @@ impl DatagramState {
         self.has_more = in_turn(|| self.take_in());
     }
 
-    /// A part of it. Whether there may be more.
+    /// Takes in a part of what has completed. Whether there may be more.
     fn take_in(&mut self) -> bool {
         const BATCH: usize = 16;
         let Some(queue) = &self.queue else { return false };

@@ -277,7 +277,7 @@ impl StreamState {
         }
     }
 
-    /// A part of it. Whether there may be more.
+    /// Takes in a part of what has completed. Whether there may be more.
     fn take_in(&mut self) -> bool {
         const BATCH: usize = 16;
         let Some(link) = &mut self.link else { return false };

@@ -21,7 +21,7 @@ pub(super) struct State {
     /// Threads that wait, and those of them that have not seen the last change.
     waiting: usize,
     stale: usize,
-    /// Whose turn it is to be told first: the kernel's set, or an rsocket.
+    /// Whether the kernel's set is to be told first, and not an rsocket.
     kernel_first: bool,
     turn: c_int,
 }

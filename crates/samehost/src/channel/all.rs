@@ -39,7 +39,7 @@ impl<T: Traffic> Channels<T> {
         self.list.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// The one that ends when this descriptor hangs up.
+    /// The channel that ends when this descriptor hangs up.
     pub fn by_connection(&self, connection: RawFd) -> Option<Arc<Channel<T>>> {
         self.all().iter().find(|channel| channel.connection() == Some(connection)).cloned()
     }

@@ -53,7 +53,7 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     type Outgoing: Send;
     /// What belongs to the lock under which records are taken out.
     type Incoming: Send;
-    /// What is left to be done when that lock is free again.
+    /// What is left to be done when the receiving lock is free again.
     type Rest;
     /// Bytes of the longest record.
     const LONGEST: usize;
@@ -107,7 +107,7 @@ pub struct Intake {
     pub worked: bool,
     /// Something that a program expects to be served without its taking part.
     pub one_sided: bool,
-    /// So much that others were to get their turn.
+    /// Records came so long that others were to get their turn.
     pub long: bool,
     /// The next record waits for a program, or a thread, that is behind.
     pub held: bool,
@@ -131,13 +131,13 @@ pub struct Channel<T: Traffic> {
     woken: AtomicU64,
     /// This channel alone counts packets and messages under its locks: it is the first one.
     counts_alone: bool,
-    /// By which polls see that there is nothing, without the receiving lock: a look, and where.
+    /// The words by which polls see without the receiving lock that there is nothing: a look, and where.
     glance: Glance,
     position: AtomicU64,
     theirs: Bell,
     ours: Bell,
     connection: Option<Arc<Connection>>,
-    /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
+    /// The other side took nothing out while somebody waited for it: nobody waits like that again before something is taken.
     is_stuck: AtomicBool,
     /// The other side has broken the rules.
     is_distrusted: AtomicBool,
@@ -152,7 +152,7 @@ pub struct Channel<T: Traffic> {
 
 /// The sending half.
 pub struct Tx<O> {
-    /// Puts records in.
+    /// Puts records into the ring.
     pub producer: Producer,
     /// The transport's own.
     pub outgoing: O,
@@ -187,7 +187,8 @@ impl<T: Traffic> Channel<T> {
         Ok(channel)
     }
 
-    /// By itself: it is large before it is on the heap, and the thread that makes it may have little stack for what comes next.
+    /// Builds the channel on the heap. A function by itself: the channel is large before it is on the heap, and the thread that makes it may have
+    /// little stack for what comes next.
     #[inline(never)]
     fn build(
         traffic: T,
@@ -357,7 +358,7 @@ impl<T: Traffic> Channel<T> {
         self.stir();
     }
 
-    /// Puts the background thread on guard: the program is about to sleep.
+    /// Has the background thread watch the channel: the program is about to sleep.
     pub fn arm(&self) {
         self.guard().arm();
     }

@@ -21,7 +21,7 @@ impl<T: Traffic> Channel<T> {
         time && !self.has_gone() && !self.is_stuck.load(Ordering::Relaxed)
     }
 
-    /// There was room again.
+    /// Takes note that there was room again.
     pub fn is_moving(&self) {
         self.is_stuck.store(false, Ordering::Relaxed);
     }

@@ -23,7 +23,7 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Initiator<S: Side> {
     side: Arc<S>,
-    /// Whom it is made.
+    /// The process that the offer is made to.
     process: libc::pid_t,
     connection: Arc<Connection>,
     /// Taken by the answer.

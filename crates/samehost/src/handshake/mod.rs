@@ -35,7 +35,7 @@ pub(crate) use message::try_bytes;
 
 /// Offers of others that wait for their confirmation at once.
 const MOST_OPEN: usize = 1024;
-/// So many processes are remembered before it is looked which of them have ended.
+/// The most processes that are remembered before it is looked which of them have ended.
 const FEW: usize = 64;
 
 /// A transport whose processes meet: how it finds the others, and what it does with a channel, is its own business.
@@ -143,7 +143,7 @@ fn key(connection: &Arc<Connection>) -> usize {
 
 /// Which processes this one has met, and how that has ended. Thread-safe.
 pub struct Handshakes<S: Side> {
-    /// By which other processes know this one.
+    /// The number by which other processes know this one.
     nonce: OnceLock<u64>,
     off: OnceLock<bool>,
     verdicts: Mutex<Verdicts<Channel<S::Traffic>>>,
@@ -232,7 +232,7 @@ impl<S: Side> Handshakes<S> {
         (lock(&self.verdicts).0.len(), lock(&self.open).len())
     }
 
-    /// Nothing is known of any process. For tests.
+    /// Forgets what is known of all processes. For tests.
     #[doc(hidden)]
     pub fn forget_all(&self) {
         lock(&self.verdicts).0.clear();

@@ -7,7 +7,7 @@ use std::ops::Deref;
 pub(super) struct Few<T> {
     /// The only one.
     one: Option<T>,
-    /// All of them, if there are more.
+    /// All values, if there are more than one.
     more: Vec<T>,
 }
 

@@ -156,7 +156,7 @@ impl Ranges {
         }
     }
 
-    /// One that shares a byte with these, and is not the very same.
+    /// A range that shares a byte with these, and is not the very same.
     fn other(&self, start: u64, end: u64, takes_same: bool) -> Option<Range> {
         self.classes.iter().find_map(|(class, set)| {
             let longest = 2_u64.saturating_pow(class + 1);
@@ -184,7 +184,7 @@ pub(super) struct Arrivals {
     forgotten: u64,
 }
 
-/// So many ranges that are done are kept.
+/// The most ranges that are kept when they are done.
 const MOST_DONE: usize = 1 << 12;
 
 impl Arrivals {

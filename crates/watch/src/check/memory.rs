@@ -9,7 +9,7 @@ use std::cell::Cell;
 /// Of longer elements only the beginning and the end are looked at.
 const MOST: usize = 1 << 20;
 const PART: usize = 64 << 10;
-/// So much is copied at a time, into the first cache of a processor.
+/// The bytes that are copied at a time, into the first cache of a processor.
 const BLOCK: usize = 8 << 10;
 
 thread_local! {

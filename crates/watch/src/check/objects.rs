@@ -57,7 +57,7 @@ struct FailedCreation {
     site: Site,
 }
 
-/// So many objects that are gone are remembered.
+/// The most objects that are remembered when they are gone.
 pub(super) const MOST_GONE: usize = 1 << 16;
 
 /// The objects of this process.

@@ -59,7 +59,7 @@ pub(super) struct Profile {
     takes_addresses: bool,
 }
 
-/// All of them, in the order of the list that users see.
+/// All profiles, in the order of the list that users see.
 pub(super) static PROFILES: &[Profile] = &[MLX5, EFA, RXE, SIW, STRICT];
 
 /// Linux, drivers/infiniband/hw/mlx5/main.c (`mlx5_ib_query_device`): elements are what fits into 512 bytes behind the headers of a Write, and

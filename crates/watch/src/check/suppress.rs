@@ -5,7 +5,7 @@ use super::finding::Kind;
 /// A line of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
-    /// None: any.
+    /// The kind that the rule is about. None: any.
     kind: Option<Kind>,
     program: Option<String>,
     function: Option<String>,

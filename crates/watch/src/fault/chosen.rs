@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard};
 pub(super) enum Pair {
     /// The Nth one that the process has made.
     Nth(u64),
-    /// The one with this number.
+    /// The queue pair with this number.
     Number(u32),
 }
 
@@ -131,7 +131,7 @@ pub(super) struct PairsMade {
 }
 
 impl Pairs {
-    /// For these rules.
+    /// The pairs that these rules choose.
     pub(super) fn of<'a>(chosen: impl Iterator<Item = &'a Scope>) -> Self {
         let place = |chosen: &Scope| match chosen.pair {
             Some(Pair::Nth(nth)) => Some(nth),
@@ -145,7 +145,7 @@ impl Pairs {
         !self.wanted.is_empty()
     }
 
-    /// One more.
+    /// Adds a queue pair that the process has made.
     pub(super) fn add(&self, device: &str, number: u32) {
         let mut made = self.lock();
         made.count += 1;

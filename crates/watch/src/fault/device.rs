@@ -35,7 +35,7 @@ const LISTS: u8 = 4;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct State {
     what: OfDevice,
-    /// Of this one, or of all.
+    /// The name of the device; none of all devices.
     device: Option<String>,
 }
 

@@ -18,7 +18,7 @@ pub const FORM: &str = "CALL:ERRNO, completion:STATUS, wire:KIND, event:EVENT, d
 /// A fault that is wanted.
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
-    /// As the user has written it.
+    /// The rule as the user has written it.
     pub(super) text: String,
     /// Behind how many letters of the list it stands.
     at: usize,

@@ -30,20 +30,20 @@ pub(super) enum Span {
     Always,
     /// The first and the last.
     Counts(u64, u64),
-    /// From here on, or up to there.
+    /// From an instant on, perhaps up to another one.
     From(Point, Option<Point>),
-    /// From here on, for so long.
+    /// From an instant on, for so long.
     For(Point, Duration),
 }
 
 /// An instant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Point {
-    /// So long after the first call.
+    /// The instant so long after the first call.
     Time(Duration),
-    /// As the call with this number posts to a send queue.
+    /// The call with this number that posts to a send queue.
     Posts(u64),
-    /// As so many completions have been polled.
+    /// The poll of so many completions in all.
     Completions(u64),
 }
 

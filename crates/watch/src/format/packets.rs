@@ -116,7 +116,7 @@ fn numbered(writer: &mut Writer, flow: Flow, number: u64) {
     writer.key(name).unsigned(number);
 }
 
-/// By which name both ends know a packet.
+/// The name by which both ends know a packet.
 fn name(flow: Flow, number: u64) -> String {
     match flow {
         Flow::Pair(destination) => format!("p{destination:x}-{number:x}"),

@@ -145,7 +145,7 @@ impl Mad {
 pub struct Vendor {
     segments: [u8; 12],
     reserved: u8,
-    /// Whose datagram this is.
+    /// The organisation whose datagram this is.
     pub oui: [u8; 3],
     /// What the vendor makes of it.
     pub data: [u8; DATA_LEN - 16],

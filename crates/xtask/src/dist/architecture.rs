@@ -13,7 +13,7 @@ pub(crate) struct Architecture {
     pub(crate) linker: &'static str,
 }
 
-/// All of them.
+/// All architectures that are packaged.
 pub(crate) const ALL: [Architecture; 2] = [
     Architecture { name: "x86_64", debian: "amd64", linker: "ld-linux-x86-64.so.2" },
     Architecture { name: "aarch64", debian: "arm64", linker: "ld-linux-aarch64.so.1" },

@@ -12,7 +12,7 @@ pub(super) struct Row {
     pub(super) rooms: Vec<Room>,
 }
 
-/// All of them.
+/// All rows of the table in ARCHITECTURE.md.
 pub(super) struct Table {
     /// From top to bottom.
     pub(super) rows: Vec<Row>,

@@ -87,7 +87,7 @@ impl Bare {
         QueuePairOptions { max_sends: 16, max_receives: 16, inline_bytes: 0, ..QueuePairOptions::new(queue) }
     }
 
-    /// One more for a connection.
+    /// Another queue pair for a connection.
     pub(in crate::bench) fn queue_pair(&self) -> Result<QueuePair, String> {
         self.domain.queue_pair(Self::options(&self.queue)).map_err(text)
     }

@@ -5,7 +5,7 @@ use crate::libraries;
 use std::process::Command;
 use std::time::Duration;
 
-/// Nothing of it takes longer.
+/// The longest run of perftest that is waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// What a program says.

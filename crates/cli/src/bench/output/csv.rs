@@ -50,7 +50,7 @@ fn fields(row: &Row) -> impl Iterator<Item = String> {
     .into_iter()
 }
 
-/// As in JSON.
+/// The word for a value, as in JSON.
 fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,

@@ -32,7 +32,7 @@ pub(in crate::bench::output) mod tests {
     use super::*;
     use crate::bench::result::{Layout, Machine, Sample, Section, Target, Unit};
 
-    /// One of everything, with characters that formats have to escape.
+    /// A document with one of everything, with characters that formats have to escape.
     pub(in crate::bench::output) fn document() -> Document {
         let sample = |name: &str, size, value| Sample::new(name, size, Unit::BytesPerSecond, value);
         let mut list = Section::new("roce0", "over <loopback> & back", Layout::List);

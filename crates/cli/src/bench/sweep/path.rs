@@ -3,7 +3,7 @@
 /// A device, and what it may use towards a peer on the same host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Path {
-    /// As readers know it.
+    /// The path's name for readers.
     pub(super) name: &'static str,
     pub(super) device: &'static str,
     /// The value of `ADVERB_LOCAL` in both processes.
@@ -12,7 +12,7 @@ pub(super) struct Path {
     pub(super) shared_memory: bool,
 }
 
-/// All of them.
+/// All paths through an adverb device.
 pub(super) const ALL: [Path; 3] = [
     Path { name: "iwarp0 over TCP", device: "iwarp0", local: "off", shared_memory: false },
     Path { name: "roce0 over UDP", device: "roce0", local: "off", shared_memory: false },

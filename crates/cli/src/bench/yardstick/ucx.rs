@@ -7,10 +7,10 @@ use std::time::Duration;
 /// The transports that it may use: shared memory, and copies from one process to the other.
 pub(in crate::bench) const TRANSPORTS: &str = "posix,cma,self";
 const PROGRAM: &str = "ucx_perftest";
-/// Nothing of it takes longer.
+/// The longest run of UCX's programs that is waited for.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// One of its tests, on messages of a size, so many.
+/// One of UCX's tests, on so many messages of a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::bench) struct Test {
     pub(in crate::bench) name: &'static str,

@@ -29,7 +29,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
 
-/// Who sees a message of a ping-pong first.
+/// The thread that sees a message of a ping-pong first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub(in crate::bench) enum Service {
     /// The thread that answers, which asks the socket again and again.

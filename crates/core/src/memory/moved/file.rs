@@ -35,7 +35,7 @@ impl Area {
         }
     }
 
-    /// Whose place this is.
+    /// The area that has this offset.
     pub(super) fn at(offset: u64) -> Self {
         let begins = |area: &Self| area.bounds().0 <= offset;
         Self::ALL.into_iter().rfind(begins).unwrap_or(Self::Moved)

@@ -59,7 +59,7 @@ pub(super) enum FilePlace {
     Nowhere,
     /// All of it, from this offset on.
     At(u64),
-    /// Some of it, or what was there has been taken away by the program.
+    /// Some of the range is there, or what was there has been taken away by the program.
     Partly,
 }
 

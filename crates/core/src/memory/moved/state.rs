@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// All of it.
+/// All that is known of moved memory.
 pub(super) struct State {
     pub(super) file: Option<SharedFile>,
     pub(super) guard: Option<Guard>,

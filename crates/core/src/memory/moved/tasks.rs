@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(processor_time(1), None, "of another process");
     }
 
-    /// One that sleeps elsewhere is not seen.
+    /// A thread that sleeps elsewhere is not seen.
     #[test]
     fn a_thread_that_sleeps_until_an_event_is_read_is_seen() {
         const LENGTH: usize = 4096;

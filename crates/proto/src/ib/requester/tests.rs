@@ -167,7 +167,7 @@ impl Bench {
         self.requester.handle_timeout(self.now, &mut self.host)
     }
 
-    /// So long, with one look before.
+    /// Lets so much time pass, with one look before.
     fn silence(&mut self, time: Duration) -> Feedback {
         let _ = self.wait(INITIAL_PROBE);
         self.wait(time - INITIAL_PROBE)

@@ -40,7 +40,7 @@ pub mod service {
     pub const UC: u8 = 1;
     /// Reliable datagram.
     pub const RD: u8 = 2;
-    /// One more, which the field `extended_transport` tells (1 is XRC).
+    /// One more type of service, which the field `extended_transport` tells (1 is XRC).
     pub const EXTENDED: u8 = 3;
     /// In the field `extended_transport`: the sender is an initiator of XRC (annex A14).
     pub const XRC: u8 = 1;

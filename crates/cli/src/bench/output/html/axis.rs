@@ -36,7 +36,7 @@ impl Axis {
         all.filter(|value| (self.from * 0.999..=self.to * 1.001).contains(value)).collect()
     }
 
-    /// Of these values, as many as have so much room each.
+    /// Chooses values that each have so much room on the axis.
     pub(super) fn with_room(&self, values: &[f64], room: f64) -> Vec<f64> {
         let mut taken: Vec<f64> = Vec::new();
         for value in values {
