@@ -34,7 +34,7 @@ struct End {
     /// All that was ever asked for, and how much of it is complete.
     asked: Vec<PendingRead>,
     complete: usize,
-    /// Of the peer's messages with a number.
+    /// The number of the peer's messages so far that have a number.
     sends: u32,
     requests: u32,
 }

@@ -11,14 +11,14 @@ pub enum AsyncEvent {
     QueuePair {
         /// [`QueuePair::number`](crate::QueuePair::number).
         number: u32,
-        /// What.
+        /// The kind of the event.
         kind: AsyncEventKind,
     },
     /// To the shared receive queue with this number.
     SharedReceiveQueue {
         /// [`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number).
         number: u32,
-        /// What.
+        /// The kind of the event.
         kind: AsyncEventKind,
     },
     /// To a completion queue. It has overrun, which this crate does not let happen.

@@ -362,7 +362,7 @@ impl<'a> DatagramRequest<'a> {
 /// A request that was not accepted. Nothing happened, and its buffers are back.
 #[non_exhaustive]
 pub struct Rejected {
-    /// Why.
+    /// Why the request was not accepted.
     pub reason: PostError,
     /// The buffer of the request, if it had one.
     pub buffer: Option<Buffer>,

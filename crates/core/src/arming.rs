@@ -10,10 +10,11 @@ const UNARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
 const ARMED: u8 = 2;
 
-/// Of one completion queue. Thread-safe.
+/// The arming of one completion queue. Thread-safe.
 pub(crate) struct Arming(AtomicU8);
 
-/// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries in a ring would have raised the event, and have not. Under the ring's lock.
+/// The kinds of arming (bits, 1 << `ARMED` for example) by which some entries in a ring would have raised the event, and have not. Under the ring's
+/// lock.
 #[derive(Default)]
 pub(crate) struct UnnotifiedKinds(u8);
 

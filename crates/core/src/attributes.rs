@@ -94,7 +94,7 @@ pub struct Gid {
     pub bytes: [u8; 16],
     /// Index of the network interface that it belongs to; 0: none.
     pub interface: u32,
-    /// What kind it is.
+    /// The kind of the GID.
     pub kind: GidKind,
 }
 

@@ -5,7 +5,7 @@
 
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence_behind};
 
-/// Of one queue pair. Thread-safe.
+/// The long work under way on one queue pair. Thread-safe.
 #[derive(Default)]
 pub struct Busy {
     /// Holders of the lock who are at it, or have just let it go.

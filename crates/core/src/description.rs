@@ -156,7 +156,7 @@ const RATES: [Rate; 8] = [
 ];
 
 impl Rate {
-    /// The one of so many gigabits in a second.
+    /// The rate of so many gigabits in a second.
     ///
     /// # Errors
     /// All that there are.

@@ -377,7 +377,7 @@ pub enum AsyncEventKind {
 /// An asynchronous event and the object that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of the event.
     pub kind: AsyncEventKind,
     /// The cookie of the queue pair, completion queue or shared receive queue, or the port number.
     pub subject: u64,

@@ -33,7 +33,7 @@ pub trait Gathers: Send + Sync {
     fn send_off(&self);
 }
 
-/// Of a lane. Thread-safe.
+/// The posts of one lane that wait to be gathered. Thread-safe.
 pub struct Gathering {
     lane: Weak<dyn Gathers>,
     timers: &'static dyn Timers,

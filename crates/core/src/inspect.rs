@@ -83,7 +83,7 @@ fn answer(engine: &Engine, connection: &Connection) {
 pub(crate) struct AnswerLine(String);
 
 impl AnswerLine {
-    /// Of an object of this kind.
+    /// A line about an object of this kind.
     pub(crate) fn of(kind: Kind) -> Self {
         Self(kind.word().to_owned())
     }

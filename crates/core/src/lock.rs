@@ -305,7 +305,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Whether it is worth while to try the lock.
+    /// Whether the lock seems to be free, so that a try is worth while.
     fn looks_free(&self) -> bool {
         #[cfg(loom)]
         if !self.favours {

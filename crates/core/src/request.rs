@@ -10,7 +10,7 @@ use bitflags::bitflags;
 pub struct Sge {
     /// First byte, as the region with `lkey` calls it.
     pub address: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u32,
     /// Key of the region.
     pub lkey: u32,
@@ -98,7 +98,7 @@ pub enum Data<'a> {
 pub struct SendRequest<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation of the request.
     pub opcode: Opcode,
     /// The flags of the request. `INLINE` is implied by [`Data`].
     pub flags: SendFlags,
@@ -276,7 +276,7 @@ impl From<Status> for Cause {
 }
 
 impl From<AccessError> for Cause {
-    /// Of memory of this process.
+    /// The cause that an error of this process's memory is.
     fn from(error: AccessError) -> Self {
         match error {
             AccessError::Key => Self::LocalKey,
@@ -404,11 +404,11 @@ bitflags! {
 /// A work completion (struct ibv_wc).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Of the request.
+    /// The request's name in the program.
     pub wr_id: u64,
     /// How the request ended; the other fields but `wr_id` and the queue pair number mean something only if well.
     pub status: Status,
-    /// What completed.
+    /// The operation that has completed.
     pub opcode: CompletionOpcode,
     /// What else it says.
     pub flags: CompletionFlags,

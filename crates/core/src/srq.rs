@@ -40,7 +40,7 @@ pub struct SharedReceiveQueue {
     waiting: AtomicU32,
     room: AtomicU32,
     users: DependentCount,
-    /// Of XRC, and of work queues.
+    /// What queues of XRC and work queues have beside.
     extended: Option<Extension>,
     /// A work queue that is not ready: nothing takes its receives.
     is_paused: AtomicBool,
@@ -51,7 +51,7 @@ pub struct SharedReceiveQueue {
 
 /// What a queue has whose receives complete on a completion queue of its own.
 struct Extension {
-    /// Of XRC (annex A14).
+    /// The domain of a queue of XRC (annex A14).
     domain: Option<Arc<XrcDomain>>,
     /// The completion queue of the receives.
     cq: Arc<CompletionQueue>,

@@ -36,7 +36,7 @@ pub enum Kind {
     Flush,
     /// An acknowledgement, or a complaint in its place.
     Acknowledgement,
-    /// Of connection management.
+    /// A datagram of connection management.
     Management,
     /// Anything else.
     Other,

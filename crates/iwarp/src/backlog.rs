@@ -27,7 +27,7 @@ pub(crate) struct BacklogPlace {
 }
 
 impl Backlog {
-    /// Of a listener that lets `most` requests wait.
+    /// The backlog of a listener that lets `most` requests wait.
     pub(crate) fn new(most: usize) -> Self {
         Self { requests: Arc::new(()), most, silent: Mutex::default() }
     }

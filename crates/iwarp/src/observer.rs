@@ -47,7 +47,7 @@ struct Head {
 }
 
 impl Head {
-    /// Of the header of a frame that begins with these bytes at this offset of a stream. `None` if they are no header of ours.
+    /// The head of a frame, whose header begins with these bytes at this offset of a stream. `None` if they are no header of ours.
     fn parse(bytes: &[u8], offset: u64, has_markers: bool) -> Option<Self> {
         // Markers stand at multiples of their interval, wherever that is in a frame.
         let is_marker = |at: u64| has_markers && at % (MARKER_INTERVAL as u64) < MARKER_LEN as u64;
@@ -73,7 +73,7 @@ impl Head {
         Some(Self { opcode, begins: Some(header.mo.get() == 0), ends, takes_receive, length })
     }
 
-    /// Of a segment that has come.
+    /// The head of a segment that has come.
     fn of(arrival: &Arrival) -> Self {
         let (begins, ends) = match arrival.segment {
             Segment::Write { last, .. } | Segment::ReadResponse { last, .. } => (None, last),

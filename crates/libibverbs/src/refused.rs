@@ -35,7 +35,7 @@ pub(crate) struct RefusedRequest {
 }
 
 impl RefusedRequest {
-    /// Of C.
+    /// A request that C's functions have refused.
     ///
     /// # Safety
     /// The list of the request is valid.
@@ -56,7 +56,7 @@ impl RefusedRequest {
         }
     }
 
-    /// Of a builder.
+    /// A request that a builder has refused.
     pub(crate) fn of_builder(request: &SendRequest<'_>) -> Self {
         let (sges, bytes) = match request.data {
             Data::Registered(sges) | Data::InlineAt(sges) => (sges.len(), length(sges)),

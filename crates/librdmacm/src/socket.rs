@@ -577,12 +577,12 @@ pub extern "C" fn repoll_create(_flags: c_int) -> c_int {
     fail(libc::ENOSYS)
 }
 
-/// See [`repoll_create`]: an error number.
+/// Refuses with an error number, since there is no epoll over rsockets ([`repoll_create`]).
 pub extern "C" fn repoll_ctl(_set: c_int, _operation: c_int, _socket: c_int, _event: *mut c_void) -> c_int {
     libc::EINVAL
 }
 
-/// See [`repoll_create`]: an error number.
+/// Refuses with an error number, since there is no epoll over rsockets ([`repoll_create`]).
 pub extern "C" fn repoll_wait(_set: c_int, _events: *mut c_void, _most: c_int, _timeout: c_int) -> c_int {
     libc::EINVAL
 }

@@ -28,9 +28,9 @@ pub struct Segment {
 
 /// What a side has of a segment. None of it shares state with another: each may be behind a lock of its own.
 pub struct Parts {
-    /// Of the ring that this side writes.
+    /// The writer of the ring that this side writes.
     pub producer: Producer,
-    /// Of the ring that this side reads.
+    /// The reader of the ring that this side reads.
     pub consumer: Consumer,
     /// Says what of the other side's [`table`](crate::table) this one uses.
     pub announcer: HazardSlots,

@@ -227,7 +227,7 @@ struct Expectations {
     flushes: usize,
     /// Where writes with these immediate data go.
     announced: BTreeMap<u32, (usize, usize)>,
-    /// Of this end: what its requests read.
+    /// The bytes that requests of this end read.
     results: Vec<Vec<u8>>,
 }
 

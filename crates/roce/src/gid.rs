@@ -92,14 +92,14 @@ impl Table {
 }
 
 impl Default for Gids {
-    /// Of all addresses of the host.
+    /// The GIDs of all addresses of the host.
     fn default() -> Self {
         Self { addresses: Addresses::All, device: None, table: Mutex::default() }
     }
 }
 
 impl Gids {
-    /// Of a device.
+    /// The GIDs of a device.
     pub(crate) fn of(wanted: &Description) -> Self {
         let (addresses, device) = (wanted.addresses.clone(), Some(wanted.name.clone()));
         Self { addresses, device, table: Mutex::default() }

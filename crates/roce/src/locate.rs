@@ -39,7 +39,7 @@ pub(crate) const CLASS: u8 = 0x3d;
 const OUI: [u8; 3] = [0x02, 0xad, 0x7b];
 /// Attributes.
 const QUEUE_PAIR: u16 = 1;
-/// See [`crate::peer`].
+/// The attribute of a mark ([`crate::peer`]).
 const MARK: u16 = 2;
 /// Pauses before a question is asked again, and at last forgotten.
 const PAUSES: [Duration; 4] = [
@@ -623,7 +623,7 @@ pub(crate) struct Message {
     pub(crate) room: u32,
     /// The queue pair that asks, or 0.
     asker: u32,
-    /// See [`Place::host`].
+    /// The number of the host, as in [`Place::host`].
     host: u64,
     /// The answer of somebody who does not know the question.
     refused: bool,

@@ -113,7 +113,7 @@ struct Lanes {
     look_at: usize,
 }
 
-/// Of a lane, as a key: lanes live as long as their process.
+/// The address of a lane, as a key: lanes live as long as their process.
 fn address(lane: &Arc<Lane>) -> usize {
     Arc::as_ptr(lane) as usize
 }

@@ -27,7 +27,7 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Of what comes by a channel. `alone`: nobody else counts what comes in as this does.
+    /// A sweep of what comes by a channel. `alone`: nobody else counts what comes in as this does.
     pub(crate) fn counting(alone: bool) -> Self {
         Self { counts_alone: alone, ..Self::default() }
     }

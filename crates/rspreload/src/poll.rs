@@ -80,7 +80,7 @@ unsafe extern "C-unwind" fn __poll_chk(
     unsafe { poll(list, count, timeout) }
 }
 
-/// See [`__poll_chk`].
+/// The function that compilers call in place of ppoll(2), as with [`__poll_chk`].
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn __ppoll_chk(
     list: *mut pollfd,

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub struct Landmark {
     /// An address, and the word there.
     pub(crate) mark: (u64, u64),
-    /// See [`process::gate`].
+    /// The address of the gate, as [`process::gate`] has it.
     pub(crate) gate: u64,
 }
 

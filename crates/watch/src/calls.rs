@@ -23,7 +23,7 @@ pub(crate) enum Returns {
     Poll,
     /// Something that is no failure.
     Value(Form),
-    /// Nothing.
+    /// The call returns nothing.
     Nothing,
 }
 

@@ -103,9 +103,9 @@ struct CallState {
     has_peer_here: Option<bool>,
     /// Requests of builders, with the number of their elements.
     built: Vec<(PostedRequest, usize)>,
-    /// Of a queue pair that is changed.
+    /// The state of a queue pair that is changed, before the call.
     from: Option<PairState>,
-    /// Of a completion queue that is armed.
+    /// The completions of a queue that is armed, before the call.
     before: Option<waits::Before>,
     /// `--fault` has made the call or one of its completions fail. Such a failure is no mistake of the program.
     is_injected: bool,

@@ -39,13 +39,13 @@ pub(crate) struct CallOutcome<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum Form {
     Signed,
-    /// Of 32 bits, or as wide as the field.
+    /// A number of 32 bits, or as wide as the field.
     Unsigned,
     Byte,
     Half,
     Wide,
     Hex,
-    /// Of 64 bits, hexadecimal.
+    /// A number of 64 bits, hexadecimal.
     Address,
     /// A GUID: 64 bits in network order, hexadecimal, with as many digits as in `ibv_devices`.
     Guid,

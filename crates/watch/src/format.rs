@@ -135,7 +135,7 @@ pub(crate) struct Effects {
     pub(crate) place: Option<u64>,
     /// Messages whose receives were polled: the queue pair, and its so many-th.
     pub(crate) arrivals: Vec<(u32, u64)>,
-    /// Of builders.
+    /// The requests that builders have posted.
     pub(crate) posted: Vec<PostedRequest>,
     /// Under the cursor.
     pub(crate) completed: Option<PolledCompletion>,

@@ -30,7 +30,7 @@ struct Record {
     fault: Option<u64>,
 }
 
-/// Of so many queues a thread polls in turn.
+/// The number of queues that a thread may poll in turn.
 const RUNS: usize = 4;
 /// Polls are written after so many nanoseconds, whatever comes: a program that is killed shows them.
 const LONG: u64 = 1_000_000_000;

@@ -109,7 +109,7 @@ pub struct ReadRequest {
     pub sink_stag: U32,
     /// Tagged offset in that buffer.
     pub sink_to: U64,
-    /// Bytes to read.
+    /// The number of bytes to read.
     pub length: U32,
     /// Steering tag of the buffer of the responder that the data come from.
     pub source_stag: U32,

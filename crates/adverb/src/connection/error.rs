@@ -95,7 +95,7 @@ impl From<ConnectError> for Error {
 ///
 /// The queue pair is in error: its receives come back as flushed. [`QueuePair::reset`] makes it new.
 pub struct NotConnected {
-    /// Why.
+    /// Why there is no connection.
     pub error: ConnectError,
     /// The queue pair that was to be connected.
     pub queue_pair: QueuePair,

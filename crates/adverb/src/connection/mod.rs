@@ -121,7 +121,7 @@ impl Progress {
         self.descriptor.get().ok_or_else(|| Error::invalid("there is no descriptor"))
     }
 
-    /// Of a new connection on a device of `context`.
+    /// The progress of a new connection on a device of `context`.
     fn begin(context: &Context) -> Result<Arc<Self>> {
         let progress = Arc::new(Self::default());
         let concerned: Weak<Self> = Arc::downgrade(&progress);

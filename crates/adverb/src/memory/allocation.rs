@@ -113,7 +113,7 @@ impl Allocation {
         self.start
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[inline]
     pub(crate) fn length(&self) -> usize {
         self.length

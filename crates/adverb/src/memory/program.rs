@@ -255,7 +255,7 @@ impl fmt::Debug for FileMapping {
 
 /// Memory that could not be registered, and why. It becomes an [`Error`](crate::Error) by `?`.
 pub struct NotRegistered<M> {
-    /// Why.
+    /// Why the memory is not registered.
     pub error: crate::Error,
     /// The program's memory.
     pub memory: M,

@@ -115,7 +115,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.allocation.length()
     }

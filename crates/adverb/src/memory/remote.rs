@@ -29,7 +29,7 @@ impl RemoteMemory {
         self.address
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
         self.length
     }

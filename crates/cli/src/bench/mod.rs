@@ -97,7 +97,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// Sizes of streams.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const BLOCK: usize = 64 << 10;
-/// Of the message's path, none. What happens now and then may allocate, such as a timer for a message that is before its receive.
+/// The most allocations on a message's path: none. What happens now and then may allocate, such as a timer for a message that is before its receive.
 const ALLOCATIONS: Target = Target::AtMost(0.001);
 /// Sizes of a sweep, and of a quick one.
 const SWEEP: [usize; 9] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];

@@ -240,7 +240,7 @@ impl Section {
         }
     }
 
-    /// What came of it.
+    /// The rows of the section, with their results.
     pub(super) fn rows(&self) -> Vec<Row> {
         self.series.iter().map(|series| self.row(series)).collect()
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 pub(super) enum OneSided {
     Write,
     Read,
-    /// Of 8 bytes.
+    /// Fetch-and-add, of 8 bytes.
     FetchAdd,
 }
 

@@ -28,7 +28,7 @@ pub(super) fn text(uses: &[Use], choice: &Choice) -> String {
     head + &rows.iter().map(|row| line(&row.cells, &row.note)).collect::<String>()
 }
 
-/// Of the form of the object: another one means that fields are gone or mean something else.
+/// The version of the object's form: another one means that fields are gone or mean something else.
 const VERSION: u32 = 1;
 
 /// The report as JSON, for programs: the numbers of the table, and more.

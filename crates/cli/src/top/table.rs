@@ -57,7 +57,7 @@ pub(super) struct Row {
     pub(super) kind: Kind,
 }
 
-/// Of what a row is.
+/// The kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A process on a device.

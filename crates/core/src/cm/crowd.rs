@@ -12,7 +12,7 @@ pub fn first_to_go(peers: impl Iterator<Item = IpAddr>) -> Option<usize> {
     oldest_of_the_busiest(peers.map(subnet))
 }
 
-/// Of a number of things, oldest first, each with its owner: the oldest one of the owner that has the most. None if there are none.
+/// Chooses the oldest thing of the owner that has the most. The things come oldest first, each with its owner. None if there are none.
 pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owner>) -> Option<usize> {
     /// How many things an owner has, and the place of the oldest.
     struct Share {

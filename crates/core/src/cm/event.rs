@@ -74,7 +74,7 @@ impl EventKind {
 /// An event that was fetched from a channel. Dropping it acknowledges it (rdma_ack_cm_event(3)); until then
 /// [`Identifier::destroy`] of the identifier that it counts on waits.
 pub struct Event {
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
     /// 0, a negative errno, or a transport's reject reason.
     pub status: i32,

@@ -15,7 +15,7 @@ pub(super) enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) what: What,
-    /// Of the context.
+    /// The secret number of the context.
     pub(super) secret: u64,
     /// Number of the domain.
     pub(super) domain: u32,

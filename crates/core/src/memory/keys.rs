@@ -77,7 +77,7 @@ pub enum AccessError {
 pub(crate) struct Entry {
     /// First byte in this process.
     pub(crate) address: usize,
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) length: u64,
     /// The address that a peer or a scatter/gather element calls the first byte by.
     pub(crate) iova: u64,

@@ -41,7 +41,7 @@ pub trait Publisher: Send + Sync {
 pub struct PublishedBytes {
     /// What peers call the first of the bytes.
     pub first: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
     /// Address of the first of the bytes in this process.
     pub address: u64,
@@ -62,7 +62,7 @@ pub struct PublishedBytes {
 pub struct MappableBytes {
     /// Bytes of the region before them: less than a page.
     pub skip: u32,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
     /// Where the bytes begin in the descriptor that [`Place`] names.
     pub offset: u64,
@@ -118,7 +118,7 @@ impl Keys {
         }
     }
 
-    /// Whether it would be worth while to have the memory of this key mapped by others, and nobody has asked that before.
+    /// Whether others had better map the memory of this key, and nobody has asked for that before.
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
         let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (MAPPED | ASKED) == 0;

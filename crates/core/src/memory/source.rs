@@ -92,7 +92,7 @@ impl From<Missing> for CopyError {
 pub struct Piece {
     /// Address there.
     pub address: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u64,
 }
 
@@ -120,7 +120,7 @@ const AT_ONCE: usize = 16;
 const TAIL: usize = 8;
 
 impl Source<'_> {
-    /// Bytes.
+    /// The length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {

@@ -26,7 +26,7 @@ pub struct Bind {
     pub region: u32,
     /// First byte, as the region calls it.
     pub address: u64,
-    /// Bytes. None of type 1: it opens nothing afterwards.
+    /// The length in bytes. None of type 1: it opens nothing afterwards.
     pub length: u64,
     /// What the peer may do.
     pub access: Access,

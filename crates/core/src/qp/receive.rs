@@ -23,7 +23,7 @@ pub struct ReceiveQueue {
 pub struct ReceiveWork {
     /// The receive's place in the queue's history; of a shared receive queue, its place in memory.
     pub sequence: u64,
-    /// Of the request.
+    /// The request's name in the program.
     pub wr_id: u64,
     /// Scatter/gather elements.
     pub sges: usize,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 /// Words of a request; those to a datagram's destination come on top.
 const WORDS: usize = 6;
 const DATAGRAM_WORDS: usize = 8;
-/// Of XRC; the last one names the shared receive queue.
+/// Words of a request of XRC; the last one names the shared receive queue.
 const EXTENDED_WORDS: usize = 7;
 const PENDING: u8 = 0;
 
@@ -53,9 +53,9 @@ pub(super) struct Posting {
 pub struct SendWork {
     /// The request's place in the queue's history.
     pub sequence: u64,
-    /// Of the request.
+    /// The request's name in the program.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation of the request.
     pub opcode: Opcode,
     /// The send flags of the request.
     pub flags: SendFlags,

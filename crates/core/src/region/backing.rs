@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering;
 
 /// Memory that a region keeps while it is registered.
 pub(crate) enum Backing {
-    /// None: the program's own.
+    /// The program's own pages.
     Program,
-    /// None: the engine's own pages, which nobody changes while a request in flight reads them.
+    /// The engine's own pages, which nobody changes while a request in flight reads them.
     Immutable,
     /// The null memory, which stays for ever.
     Null,
@@ -105,7 +105,7 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn length(&self) -> usize {
         self.length
     }

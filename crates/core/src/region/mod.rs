@@ -513,12 +513,12 @@ impl MemoryRegion {
         self.iova
     }
 
-    /// First byte.
+    /// The address of the first byte.
     pub fn address(&self) -> usize {
         self.address
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }

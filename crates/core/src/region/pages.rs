@@ -134,7 +134,7 @@ impl Pages {
         self.start
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn length(&self) -> usize {
         self.length
     }

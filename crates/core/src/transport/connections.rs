@@ -321,11 +321,11 @@ pub trait ConnectionBackend: Send + Sync {
 /// The longest private data that a connection of a device can carry, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
-    /// Of a request.
+    /// The most bytes of a request.
     pub request: usize,
-    /// Of an answer.
+    /// The most bytes of an answer.
     pub accept: usize,
-    /// Of a refusal.
+    /// The most bytes of a refusal.
     pub reject: usize,
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(crate) enum ArrivalOutcome {
     /// The message is taken in. `looks`: somebody has to see to what follows.
     TakenIn {
-        /// See above.
+        /// Whether somebody has to see to what follows.
         looks: bool,
     },
     /// The message is to wait.

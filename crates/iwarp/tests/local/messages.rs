@@ -41,7 +41,7 @@ impl Talk {
         Self { pair, memory, inbox, said: 0 }
     }
 
-    /// So that messages need no TCP from now on.
+    /// A connection whose ends have found each other: messages need no TCP from now on.
     fn met(tier: Tier) -> Self {
         let mut talk = Self::of(tier);
         let (begin, deadline) = (beside(&talk.pair.side), Instant::now() + TEST_TIMEOUT);

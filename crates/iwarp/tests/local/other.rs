@@ -61,7 +61,7 @@ pub(crate) struct Pair {
     pub(crate) other: Other,
     pub(crate) memory: Memory,
     pub(crate) side: Side,
-    /// Of the other's.
+    /// The agent's number of its queue pair.
     pub(crate) index: u64,
     pub(crate) tier: Tier,
 }

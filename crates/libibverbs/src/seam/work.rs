@@ -31,15 +31,15 @@ pub struct PostedRequest {
     pub wr_id: u64,
     /// Sends, writes and others, or a receive.
     pub role: Role,
-    /// Of a send queue, `IBV_WR_*`.
+    /// The opcode of a request of a send queue, `IBV_WR_*`.
     pub opcode: u32,
-    /// Of a send queue, `IBV_SEND_*`.
+    /// The flags of a request of a send queue, `IBV_SEND_*`.
     pub flags: u32,
     /// The sum of its scatter/gather elements.
     pub length: u64,
-    /// Of a one-sided operation, the address in the peer's memory.
+    /// The address in the peer's memory, of a one-sided operation.
     pub remote_address: u64,
-    /// Of a one-sided operation, the key of the peer's memory.
+    /// The key of the peer's memory, of a one-sided operation.
     pub rkey: u32,
     /// Whether the request's success is reported.
     pub is_reported: bool,

@@ -35,7 +35,7 @@ pub(super) enum State {
 pub(super) struct Connection<P> {
     pub(super) state: State,
     pub(super) peer: P,
-    /// Of the messages that make the connection.
+    /// The transaction of the messages that make the connection.
     pub(super) transaction_id: u64,
     /// The transaction of the messages that release the connection.
     pub(super) release_transaction_id: u64,
@@ -198,7 +198,8 @@ impl<P: Copy + Ord> Listener<P> {
     }
 }
 
-/// Of the member of a group that has the most requests: how many, and the oldest one. Of several such members, the one that has waited the longest.
+/// Finds the member of a group that has the most requests: how many, and the oldest one. Of several such members, the one that has waited the
+/// longest.
 fn oldest_of_the_busiest<P>(group: &Group<P>) -> (usize, u32) {
     let requests = group.values().max_by_key(|requests| (requests.len(), Reverse(requests[0])));
     let requests = requests.expect("a group that has no request is forgotten");

@@ -61,9 +61,9 @@ pub enum Operation {
         address: u64,
         /// The key of that memory.
         rkey: u32,
-        /// See [`Feth`].
+        /// The placement type, as in [`Feth`].
         placement: u8,
-        /// See [`Feth`].
+        /// The selectivity level, as in [`Feth`].
         selectivity: u8,
     },
     /// Write of eight bytes that nobody sees half done.
@@ -119,7 +119,7 @@ impl Operation {
 pub struct Request {
     /// A number by which the user knows the request. Requests of one queue pair have ascending ones.
     pub sequence: u64,
-    /// What to do.
+    /// The operation of the request.
     pub operation: Operation,
     /// Bytes to send or to read, up to [`super::MAX_MESSAGE`]. Of flushes, the length of the range; of atomics, unused.
     pub length: u32,
@@ -159,7 +159,7 @@ pub struct Source {
     pub sequence: u64,
     /// Where in its payload.
     pub offset: u32,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u32,
 }
 

@@ -90,9 +90,9 @@ pub enum Remote {
     Atomic,
     /// Make what was written to it visible or durable.
     Flush {
-        /// See [`adverb_wire::ib::header::Feth`].
+        /// The placement type, as in [`adverb_wire::ib::header::Feth`].
         placement: u8,
-        /// See [`adverb_wire::ib::header::Feth`].
+        /// The selectivity level, as in [`adverb_wire::ib::header::Feth`].
         selectivity: u8,
     },
 }
@@ -269,7 +269,7 @@ pub enum Verdict {
 /// What a responder has to say.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PendingReply {
-    /// Nothing.
+    /// No reply is pending.
     Nothing,
     /// An acknowledgement, which may wait a little and cover more.
     Acknowledgement,

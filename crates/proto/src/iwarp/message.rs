@@ -109,7 +109,7 @@ pub struct AtomicRequest {
     /// Tagged offset of the eight bytes; the address that it means must be a multiple of eight
     /// ([`Fault::CatastrophicStream`] otherwise, RFC 7306 section 8.2).
     pub to: u64,
-    /// What to do.
+    /// The operation of the request.
     pub operation: AtomicOperation,
 }
 

@@ -51,7 +51,7 @@ pub struct WriteTo {
 /// Data that can be sent now. Nothing is changed until [`Stream::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// How many bytes.
+    /// The length of the data, in bytes.
     pub length: usize,
     /// Where the data go first, in the send buffer; nowhere if they are few enough to be sent inline.
     pub place: Pieces,

@@ -113,7 +113,7 @@ trait Body {
     /// What is known of the request once it has its place in the queue.
     type Placement;
 
-    /// Bytes.
+    /// The length of the payload, in bytes.
     fn length(&self) -> usize;
 
     /// Writes the request to its place in the queue. Returns its number, too.

@@ -24,7 +24,7 @@ struct Shadow {
 }
 
 impl Shadow {
-    /// Of fresh memory.
+    /// The shadow of fresh memory.
     fn new(other: &mut Other) -> Self {
         Self { remote: other.open_region(ROOM), bytes: vec![0; ROOM] }
     }
@@ -138,7 +138,7 @@ fn writes_and_reads_of_every_size() {
     }
 }
 
-/// All of it goes by the kernel's copy, since there is no page that could be mapped.
+/// The kernel copies all bytes, since there is no page that could be mapped.
 #[test]
 fn regions_of_less_than_a_page() {
     let _turn = turn();

@@ -94,7 +94,7 @@ impl Other {
         Self { agent: conformance::agent::Other::start(environment), tier: Tier::Mapped }
     }
 
-    /// Of a tier, with a protection domain.
+    /// Another process of a tier, with a protection domain.
     pub(crate) fn of(tier: Tier) -> Self {
         let mut other = Self { tier, ..Self::start(tier.environment()) };
         other.ask("domain", &[]);
@@ -119,7 +119,7 @@ pub(crate) const OPEN: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 pub(crate) struct Pair {
     pub(crate) memory: Memory,
     pub(crate) side: Side,
-    /// Of the other's.
+    /// The number by which the other process knows its queue pair.
     pub(crate) index: u64,
     tier: Tier,
 }

@@ -13,7 +13,7 @@ const ROOM_TIMEOUT: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_millis(1);
 
 impl<T: Traffic> Channel<T> {
-    /// Whether it makes sense to wait for room here a little longer, in a thread that has `time` for it.
+    /// Whether a wait for room makes sense here a little longer, in a thread that has `time` for it.
     pub fn hopes(&self, time: bool) -> bool {
         if !time {
             self.is_stuck.store(true, Ordering::Relaxed);

@@ -152,7 +152,7 @@ pub(super) unsafe fn entries(call: &str, arguments: &Arguments) -> Option<u32> {
     }
 }
 
-/// Of a queue pair.
+/// Describes a queue pair.
 ///
 /// # Safety
 /// It lives.

@@ -18,7 +18,7 @@ pub(super) struct Request {
     pub(super) elements: Few<Sge>,
     /// Where the bytes of receives and the results of Reads arrive, in memory of the process.
     pub(super) arrives: Few<(u64, u64)>,
-    /// Of the bytes, when it was posted.
+    /// The checksum of the bytes, when the request was posted.
     pub(super) checksum: Option<u64>,
     pub(super) site: Site,
     /// The time, in nanoseconds of the device's clock.

@@ -6,7 +6,7 @@ use adverb_core::memory::{Access, Keys};
 use adverb_core::request::Sge;
 use std::cell::Cell;
 
-/// Of longer elements only the beginning and the end are looked at.
+/// The check looks at only the beginning and the end of longer elements.
 const MOST: usize = 1 << 20;
 const PART: usize = 64 << 10;
 /// The bytes that are copied at a time, into the first cache of a processor.

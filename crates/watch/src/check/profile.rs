@@ -43,7 +43,7 @@ pub(super) struct Profile {
     shared_queues: bool,
     send_elements: u32,
     receive_elements: u32,
-    /// Of a Read.
+    /// The most elements of a Read.
     read_elements: u32,
     inline_bytes: u32,
     /// Requests in each queue of a queue pair.
@@ -236,7 +236,7 @@ impl Profile {
         format!("{what}, which {owner}")
     }
 
-    /// What is not offered of a queue pair that is created.
+    /// What adapters of the profile lack for a queue pair that is created.
     pub(super) fn pair(&self, pair: &Pair) -> Vec<String> {
         let cap = &pair.capacity;
         let mut found = Vec::new();
@@ -261,12 +261,12 @@ impl Profile {
         found
     }
 
-    /// Of a completion queue.
+    /// What adapters of the profile lack for a completion queue of so many entries.
     pub(super) fn completion_queue(&self, entries: u32) -> Option<String> {
         self.limit("cqe", entries, self.entries)
     }
 
-    /// Of a shared receive queue.
+    /// What adapters of the profile lack for a shared receive queue.
     pub(super) fn shared_queue(&self, attributes: &ibv_srq_attr) -> Option<String> {
         if !self.shared_queues {
             return Some(self.lacks("a shared receive queue"));
@@ -275,18 +275,18 @@ impl Profile {
             .or_else(|| self.limit("max_sge", attributes.max_sge, self.shared_elements))
     }
 
-    /// Of a region with these rights.
+    /// What adapters of the profile lack for a region with these rights.
     pub(super) fn region(&self, access: c_uint) -> Option<String> {
         let missing = access & !IBV_ACCESS_OPTIONAL_RANGE & !self.access;
         (missing != 0).then(|| self.lacks(format_args!("the access {}", rights(missing))))
     }
 
-    /// Of a port.
+    /// What adapters of the profile lack for the use of a port.
     pub(super) fn port(&self, port: u8) -> Option<String> {
         self.limit("port_num", port.into(), 1)
     }
 
-    /// Of a way to a peer. `knows_kinds`: the program has asked for the kinds of GIDs.
+    /// What adapters of the profile lack for a way to a peer. `knows_kinds`: the program has asked for the kinds of GIDs.
     pub(super) fn address(&self, attributes: &ibv_ah_attr, knows_kinds: bool) -> Option<String> {
         let is_first = attributes.is_global != 0 && attributes.grh.sgid_index == 0;
         let owner = if self.is_strict() { "some adapters" } else { self.name };
@@ -295,24 +295,24 @@ impl Profile {
         })
     }
 
-    /// Of a queue pair that the program itself leads to its peer, by an address.
+    /// What adapters of the profile lack for a queue pair that the program itself leads to its peer, by an address.
     pub(super) fn connection(&self) -> Option<String> {
         // Linux, siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
         (!self.takes_addresses)
             .then(|| self.lacks("an address vector: there, rdma_cm alone connects queue pairs"))
     }
 
-    /// Of memory windows.
+    /// What adapters of the profile lack for memory windows.
     pub(super) fn window(&self) -> Option<String> {
         (!self.windows).then(|| self.lacks("a memory window"))
     }
 
-    /// Of a number of Reads and atomics that may be under way.
+    /// What adapters of the profile lack for so many Reads and atomics under way.
     pub(super) fn reads(&self, wanted: u32) -> Option<String> {
         self.limit("max_rd_atomic", wanted, self.reads)
     }
 
-    /// Of a request that is posted.
+    /// What adapters of the profile lack for a request that is posted.
     pub(super) fn request(&self, request: &Request) -> Option<String> {
         let bit = 1u32.checked_shl(request.opcode).unwrap_or(0);
         if self.opcodes & bit == 0 {

@@ -49,7 +49,7 @@ impl Finding {
         self
     }
 
-    /// Of a call that was made there.
+    /// Says which call, made where, the finding is about.
     pub(super) fn of(mut self, call: &'static str, site: Site) -> Self {
         (self.call, self.site) = (Some(call), Some(site));
         self

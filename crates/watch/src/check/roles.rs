@@ -119,7 +119,7 @@ impl Role {
         Self { effect, act: act(call.name), objects }
     }
 
-    /// Of all calls, in the order of the list.
+    /// The roles of all calls, in the order of the list.
     pub(super) fn all() -> &'static [Self] {
         static ROLES: OnceLock<Vec<Role>> = OnceLock::new();
         ROLES.get_or_init(|| CALLS.iter().map(Self::of).collect())

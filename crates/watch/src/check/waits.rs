@@ -97,7 +97,7 @@ pub(super) fn hear(queue_pair: u32, heard: EngineFinding<'_>) {
     };
     // A child of fork may find it taken for ever.
     let Ok(mut all) = TOLD.try_lock() else { return };
-    /// Of a queue pair that is told again and again.
+    /// The most reports that are kept. A queue pair may be told again and again.
     const MOST: usize = 1024;
     let when = clock::device();
     match all.back_mut() {

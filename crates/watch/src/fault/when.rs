@@ -13,7 +13,7 @@ pub(super) const MILLION: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct When {
     pub(super) span: Span,
-    /// Of a million of those.
+    /// How often the rule strikes, of a million calls, completions or packets.
     pub(super) chance: u64,
 }
 
@@ -24,7 +24,7 @@ impl When {
     }
 }
 
-/// Of what is counted, or of time.
+/// The part of what is counted, or of time, in which a rule strikes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Span {
     Always,

@@ -29,9 +29,9 @@ pub(crate) const USED_AT: usize = 8;
 pub(crate) const OWNER_AT: usize = 16;
 /// In a chunk: the namespace that the process's number is of.
 pub(crate) const NAMESPACE_AT: usize = 24;
-/// Of a chunk's state: a thread owns it.
+/// A state of a chunk: a thread owns it.
 pub(crate) const OWNED: u64 = 1;
-/// Of a chunk's state: a thread prepares it.
+/// A state of a chunk: a thread prepares it.
 pub(crate) const TAKEN: u64 = 2;
 
 /// The size of a ring that nobody has chosen, in MiB.
@@ -54,7 +54,7 @@ impl Head {
         Self { chunks: chunks as u64 }
     }
 
-    /// Of the whole file.
+    /// The length of the whole file.
     pub(crate) fn length(&self) -> usize {
         CHUNK * (self.chunks as usize + 1)
     }

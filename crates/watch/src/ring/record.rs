@@ -344,7 +344,7 @@ fn read_completed(cursor: &mut Cursor<'_>) -> Option<PolledCompletion> {
     Some(PolledCompletion { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
 }
 
-/// Of a completion of which this is all that is not zero: its name, operation, length, queue pair and flags. As a rule it is.
+/// The bytes of a short completion, of which only its name, operation, length, queue pair and flags are not zero. Most are short.
 const SHORT: usize = 24;
 /// In the first word of a record: its completions are short.
 const ARE_SHORT: u64 = 1 << 24;

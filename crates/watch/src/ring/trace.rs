@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 /// Longer lists of requests are written as their lengths say, and not copied.
 const MOST_COPIED: usize = 64;
-/// Of so many queues a thread polls in turn.
+/// The number of queues that a thread may poll in turn.
 const RUNS: usize = 4;
 /// Polls are written after so many nanoseconds, whatever comes.
 const LONG: u64 = 1_000_000_000;

@@ -451,7 +451,7 @@ impl<'a> HeaderWriter<'a> {
         self
     }
 
-    /// Bytes written.
+    /// The number of bytes that have been written.
     #[inline]
     pub fn len(&self) -> usize {
         self.len

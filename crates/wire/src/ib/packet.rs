@@ -49,7 +49,7 @@ pub enum Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// Bytes.
+    /// The length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {

@@ -6,7 +6,7 @@ pub(super) struct Exception {
     /// The beginning of the file's path.
     pub(super) below: &'static str,
     pub(super) names: &'static [&'static str],
-    /// For readers.
+    /// The reason, for readers.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for a test"))]
     pub(super) reason: &'static str,
 }
@@ -36,7 +36,7 @@ pub(super) struct Homonym {
     /// As the table in ARCHITECTURE.md calls it.
     pub(super) layer: &'static str,
     pub(super) names: &'static [&'static str],
-    /// For readers.
+    /// The reason, for readers.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for a test"))]
     pub(super) reason: &'static str,
 }

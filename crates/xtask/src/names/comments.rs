@@ -1,7 +1,7 @@
 //! Doc comments that lean on the comment before them. rustdoc shows each by itself.
 
-/// First words that mean nothing without another comment.
-const LEANING: [&str; 13] = [
+/// First words that mean nothing without another comment, or without the item's code.
+const LEANING: [&str; 61] = [
     "The same",
     "Of the same",
     "As of",
@@ -15,6 +15,54 @@ const LEANING: [&str; 13] = [
     "And ",
     "Such ",
     "Likewise",
+    "It ",
+    "It's ",
+    "Its ",
+    "Them",
+    "These.",
+    "Whether it ",
+    "Whether its ",
+    "Whether they ",
+    "What it ",
+    "What they ",
+    "When it ",
+    "When they ",
+    "Where it ",
+    "Where they ",
+    "How it ",
+    "How they ",
+    "Why it ",
+    "Why they ",
+    "All of it",
+    "All of them",
+    "Some of it",
+    "Some of them",
+    "One of them",
+    "Part of it",
+    "A part of it",
+    "None of them",
+    "Nothing of it",
+    "By which ",
+    "By this ",
+    "By that ",
+    "By itself",
+    "Of it",
+    "Of its ",
+    "Of them",
+    "Of this.",
+    "Of those ",
+    "Of these ",
+    "There is none",
+    "There are none",
+    "There are some",
+    "Until then",
+    "What.",
+    "Why.",
+    "Where.",
+    "When.",
+    "What to do.",
+    "Bytes.",
+    "See above",
 ];
 
 /// The text of a line of a doc comment.
@@ -49,5 +97,30 @@ mod tests {
         assert_eq!(leaning(text), [(6, "The same")]);
         assert_eq!(leaning("    //! That of a peer.\n"), [(1, "That")]);
         assert_eq!(leaning("// The same.\nlet a = \"/// The same\";\n"), []);
+    }
+    #[test]
+    fn a_comment_that_begins_with_a_pronoun_says_nothing_of_its_item() {
+        let begins = |comment: &str| leaning(&format!("struct Lane {{\n    /// {comment}\n}}\n"));
+        for (comment, words) in [
+            ("It is about to be polled.", "It"),
+            ("Its number.", "Its"),
+            ("Whether it is watched.", "Whether it"),
+            ("Where it lies.", "Where it"),
+            ("All of them, oldest first.", "All of them"),
+            ("By which the peer finds it.", "By which"),
+            ("Bytes.", "Bytes."),
+            ("Why.", "Why."),
+        ] {
+            assert_eq!(begins(comment), [(2, words)], "{comment}");
+        }
+        for comment in [
+            "Items of the lane.",
+            "Whether items wait. It is asked for each packet.",
+            "Bytes of a marker.",
+            "Where the item is.",
+            "Why the lane stands still.",
+        ] {
+            assert_eq!(begins(comment), [], "{comment}");
+        }
     }
 }

@@ -136,7 +136,7 @@ impl Charts {
         self.pair(SEND).latency.add(sample);
     }
 
-    /// What came of it.
+    /// The finished charts.
     pub(super) fn finish(self) -> Vec<Section> {
         let sections = self.pairs.into_iter().flat_map(|pair| [pair.latency, pair.rate]);
         sections.filter(|section| !section.rows().is_empty()).collect()

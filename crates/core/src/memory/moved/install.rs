@@ -214,7 +214,7 @@ impl PageMap {
         Self { file: File::open("/proc/thread-self/pagemap").ok(), page }
     }
 
-    /// Of at most a [`CHUNK`].
+    /// Whether any page of at most a [`CHUNK`] is there.
     fn any(&self, address: usize, length: usize) -> bool {
         // Present, or swapped out.
         const THERE: u64 = 3 << 62;

@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 pub(super) struct Piece {
     pub(super) base: usize,
     pub(super) length: usize,
-    /// Of the first page in the file.
+    /// The offset of the first page in the file.
     pub(super) offset: u64,
 }
 
@@ -57,9 +57,9 @@ impl Line {
 pub(super) enum FilePlace {
     /// Nowhere: none of it is shared.
     Nowhere,
-    /// All of it, from this offset on.
+    /// The whole range is in the file, from this offset on.
     At(u64),
-    /// Some of the range is there, or what was there has been taken away by the program.
+    /// Some of the range is in the file, or what was there has been taken away by the program.
     Partly,
 }
 

@@ -27,7 +27,7 @@ pub(in crate::memory) struct Vma {
     /// In the bits of mmap(2).
     pub(in crate::memory) protection: i32,
     pub(in crate::memory) is_shared: bool,
-    /// Of the file.
+    /// The offset in the file.
     pub(in crate::memory) offset: u64,
     /// All zero: no file.
     pub(in crate::memory) file: Identity,
@@ -153,7 +153,8 @@ fn split_fields(line: &[u8]) -> Option<(&str, &[u8])> {
 pub(super) struct FlaggedMappings(Vec<(usize, usize, &'static str)>);
 
 impl FlaggedMappings {
-    /// Of all that begins below `until`. There is no source for it but `smaps`, which counts pages as well: so not of more memory than it is quick with.
+    /// The flagged mappings of all that begins below `until`. There is no source for it but `smaps`, which counts pages as well: so not of more
+    /// memory than it is quick with.
     pub(super) fn below(until: usize) -> Result<Self, Refusal> {
         const MOST_RESIDENT: u64 = 4 << 20;
         const MOST_TEXT: usize = 16 << 20;

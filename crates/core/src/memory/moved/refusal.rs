@@ -15,7 +15,7 @@ pub enum Refusal {
     Small,
     /// The memory is of another kind than what can be moved.
     Memory(&'static str),
-    /// Some of it has been moved for another region, or had been until the program put something else in its place.
+    /// Some of the memory has been moved for another region, or had been until the program put something else in its place.
     Overlap,
     /// Other threads of the program may write to it.
     Threads,
@@ -43,7 +43,7 @@ impl Refusal {
         matches!(self, Self::Off | Self::Threads | Self::Uring | Self::Pinned | Self::Busy | Self::System(..))
     }
 
-    /// Whether it is worth asking again, later and not often.
+    /// Whether the cause may pass, so that asking again makes sense, later and not often.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Threads | Self::Uring | Self::Pinned | Self::Busy)
     }

@@ -153,7 +153,7 @@ impl View {
         Ok(Self::of((address as usize, whole), before, length, taken))
     }
 
-    /// Of `length` bytes, `before` bytes behind the beginning of these pages, which are mapped for it.
+    /// A view of `length` bytes, `before` bytes behind the beginning of these pages, which are mapped for it.
     fn of(pages: (usize, usize), before: usize, length: usize, taken: AddressReservation) -> Self {
         // SAFETY: our own fresh mapping.
         unsafe {
@@ -186,7 +186,7 @@ impl View {
         self.address
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }

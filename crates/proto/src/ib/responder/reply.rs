@@ -39,9 +39,9 @@ impl Reply {
 pub struct ReadSource {
     /// The key.
     pub key: u32,
-    /// Where.
+    /// The address of the first byte.
     pub address: u64,
-    /// How many bytes.
+    /// The length in bytes.
     pub length: u32,
     /// XRC: the shared receive queue in whose protection domain the key is.
     pub shared_queue: u32,
@@ -82,7 +82,7 @@ impl Response {
         Response { psn, msn, kind: Kind::Atomic(original), repeated: false }
     }
 
-    /// Of flushes and atomic writes.
+    /// The answer to a flush, or to an atomic write.
     pub(super) fn empty(psn: u32, msn: u32) -> Response {
         Response { psn, msn, kind: Kind::Empty, repeated: false }
     }

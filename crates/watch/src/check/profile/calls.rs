@@ -163,7 +163,7 @@ pub(crate) unsafe fn look(
     all.collect()
 }
 
-/// Of the requests from this serial on: a Write to bytes of the peer to which a Write of another queue pair is under way.
+/// Finds a request from this serial on that writes to bytes of the peer to which a Write of another queue pair is under way.
 pub(crate) fn unordered(
     profiles: &[&'static Profile],
     flight: &Flight,
@@ -209,7 +209,7 @@ pub(crate) fn unordered(
     None
 }
 
-/// Of the requests from this serial on: one that sends bytes which a Read or an atomic operation before it only brings.
+/// Finds a request from this serial on that sends bytes which a Read or an atomic operation before it only brings.
 pub(crate) fn unfenced(
     profiles: &[&'static Profile],
     flight: &Flight,

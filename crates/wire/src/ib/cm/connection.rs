@@ -156,7 +156,7 @@ layout! {
         message: u8 = 8:0, 2;
         /// Bytes of `additional_information` that mean something, 7 bits.
         additional_information_len: u8 = 9:0, 7;
-        /// Why.
+        /// The reason.
         reason: RejectReason = 10:0, 16;
         /// More about the reason.
         additional_information: [u8; 72] = 12:0, 576;
