@@ -369,7 +369,7 @@ impl CompletionQueue {
         let mut new = ring_of(Self::check_size(self.seat.context(), entries)?, &self.giver)?;
         let late = self.late().map_or(0, Late::count);
         let mut ring = self.lock();
-        // As asked for: that there is more room than that is our affair.
+        // The number that the program asked for decides, though the ring may have more room.
         let waiting = ring.length + late;
         if waiting > entries as usize {
             return Err(Error::invalid(format!(
@@ -525,7 +525,7 @@ impl CompletionQueue {
         self.each_lane(|lane| lane.settle());
     }
 
-    /// Out of line: a poll of a process without company pays for one look at a flag alone.
+    /// Tells the lanes that a poll gives the program completions. Out of line: where no transport has asked for that, a poll pays for one look at a flag.
     #[cold]
     #[inline(never)]
     pub(crate) fn found(&self) {

@@ -5,8 +5,9 @@
 //! more, has all threads of the process pass a barrier (`crate::barrier`), and waits until the former favourite has let go. Each time that this
 //! happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
-//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment, then sleeps; that it sleeps, the
-//! holder may miss once in a long while, and so sleeps are short. `model` checks all but the sleep.
+//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment, then counts itself among
+//! the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the look first, and then the holder wakes nobody. Therefore
+//! a sleep ends by itself after [`SLEEP`]. `model` checks all but the sleep.
 
 use crate::barrier;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence, light_fence};
@@ -17,7 +18,7 @@ use std::ops::{Deref, DerefMut};
 
 /// Looks before a thread sleeps.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
-/// How long it does so at a time, in nanoseconds.
+/// The longest sleep of a thread before it looks again, in nanoseconds.
 #[cfg(not(loom))]
 const SLEEP: libc::c_long = 100_000;
 
@@ -31,7 +32,7 @@ const TAKEN: u32 = 1;
 /// Threads that may be favourites of one lock, in its whole life. So one that sets everything up leaves the favour to others.
 const SEATS: usize = if cfg!(loom) { 2 } else { 4 };
 
-/// In place of a thread, and of a seat.
+/// Stands in the place of a thread, and of a seat, where there is none.
 const NOBODY: usize = 0;
 
 fn pause() {

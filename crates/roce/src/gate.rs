@@ -476,7 +476,7 @@ impl Source for Watcher {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.connection.fd());
         }
-        // A holder that closes at once has enough of other users' processes.
+        // A holder that closes the connection at once serves as many processes of other users as it may.
         if !self.trusted && crate::time::now() - self.since < LONGEST_PAUSE {
             return self.net.gate.later(&self.net, self.pause, Gate::look);
         }

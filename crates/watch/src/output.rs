@@ -136,7 +136,7 @@ impl Output {
         result
     }
 
-    /// Appends whole lines. In a program that is alone with many calls most of them wait for company.
+    /// Appends whole lines. In a program with many calls most lines wait for others.
     pub(crate) fn append(&'static self, lines: &[u8], now: u64) {
         self.with(|state| {
             if state.ended {

@@ -187,7 +187,8 @@ fn send_off(queues: &Queues, endpoint: &dyn Endpoint) {
     if endpoint.transmit_at_once() {
         return;
     }
-    // Whoever ends the queue pair, or stops sending, and then looks for what has been posted: either he finds this, or it is found here that he has.
+    // Another thread may end the queue pair, or stop its sending: it changes the state, and then looks for posts. This thread has posted, passes a fence, and
+    // then looks at the state. So the other thread finds the post, or this one finds the new state.
     fence(Ordering::SeqCst);
     if matches!(queues.state(), State::Error | State::Sqe) {
         queues.flush_late_posts();

@@ -162,7 +162,7 @@ impl QueuePair {
         Self::build(domain, options, Some(extended), &None).inspect_err(|_| table.users().leave())
     }
 
-    /// Of a target queue pair: somebody has it from now on, by an object that `cookie` names, having made or opened it with `xrc_domain`.
+    /// Adds a handle of a target queue pair: an object that `cookie` names, and that was made or opened with `xrc_domain`.
     ///
     /// # Errors
     /// EINVAL if it is no target queue pair, or ends at this moment.
@@ -171,8 +171,8 @@ impl QueuePair {
         if entered { Ok(()) } else { Err(Error::invalid("the target queue pair is gone")) }
     }
 
-    /// Somebody has the queue pair no more. Returns whether nobody has: then it is to be destroyed. Of other queue pairs than targets nobody
-    /// but their creator has any.
+    /// Takes away one handle of a target queue pair. Returns whether that was the last one: the caller destroys the queue pair then. Other queue pairs than
+    /// targets have one handle, that of their creator.
     // IB-XRC-13
     pub fn leave_handle(&self, cookie: u64) -> bool {
         let target = self.extended().filter(|extended| extended.domain().is_some());

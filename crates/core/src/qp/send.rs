@@ -506,7 +506,7 @@ impl SendQueue {
         }
     }
 
-    /// The oldest request is done. For who knows that nobody flushes meanwhile. Another thread may still be reporting the request before.
+    /// Completes the oldest request. The caller has made sure that no thread flushes meanwhile. Another thread may still be reporting the request before.
     #[inline]
     pub(super) fn complete_oldest(&self, queues: &Queues, work: &SendWork) {
         let _guard = self.retire.lock();

@@ -111,7 +111,7 @@ impl Traffic for Packets {
         let (mut taken, mut fetched, mut held) = (0, 0, false);
         let now = time::late();
         let has_gone = channel.has_gone();
-        // Nobody who is to be acknowledged waits behind somebody who is not.
+        // A record may wait for its program only where the channel carries no reliable connection: the peer of one waits for acknowledgements.
         let may_hold = !has_gone && reliable.load(Ordering::Relaxed) == 0;
         // Another program may be in the process of one that has gone.
         let process = (channel.neighbour.reads() && !has_gone).then_some(channel.neighbour.process());
