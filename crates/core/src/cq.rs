@@ -216,7 +216,7 @@ pub struct CompletionQueue {
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
     arming: Arming,
-    giver: RingAllocator,
+    allocator: RingAllocator,
     moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     /// The first lane that lasts, and whether it is the only one: then polls take no lock.
@@ -263,8 +263,8 @@ impl Drop for Attendance {
     }
 }
 
-fn ring_of(room: usize, giver: &RingAllocator) -> Result<Storage<Completion>> {
-    Storage::new(room, Completion::default, giver, RingKind::CompletionQueue)
+fn ring_of(room: usize, allocator: &RingAllocator) -> Result<Storage<Completion>> {
+    Storage::new(room, Completion::default, allocator, RingKind::CompletionQueue)
 }
 
 impl CompletionQueue {
@@ -280,19 +280,19 @@ impl CompletionQueue {
         Self::new_in(context, entries, channel, None)
     }
 
-    /// A queue with its completions in memory of `giver`, otherwise as of [`CompletionQueue::new`].
-    /// `giver` has the memory back when [`CompletionQueue::retire`] succeeds.
+    /// A queue with its completions in memory of `allocator`, otherwise as of [`CompletionQueue::new`].
+    /// `allocator` has the memory back when [`CompletionQueue::retire`] succeeds.
     ///
     /// # Errors
-    /// As [`CompletionQueue::new`]; ENOMEM also where `giver` has none.
+    /// As [`CompletionQueue::new`]; ENOMEM also where `allocator` has none.
     pub fn new_in(
         context: &Arc<Context>,
         entries: u32,
         channel: Option<Arc<CompletionChannel>>,
-        giver: RingAllocator,
+        allocator: RingAllocator,
     ) -> Result<Arc<Self>> {
         context.born.check()?;
-        let ring = ring_of(Self::check_size(context, entries)?, &giver)?;
+        let ring = ring_of(Self::check_size(context, entries)?, &allocator)?;
         // RFC5042-6.4.1-1, RFC5040-8.1.2-1
         let most = context.attributes().max_cq;
         if !context.device().completion_queues.enter_below(most) {
@@ -317,7 +317,7 @@ impl CompletionQueue {
             }),
             length: AtomicU32::new(0),
             arming: Arming::default(),
-            giver,
+            allocator,
             moderation: Moderation::default(),
             lanes: RwLock::default(),
             first: OnceLock::new(),
@@ -366,7 +366,7 @@ impl CompletionQueue {
     /// Changes the room (ibv_resize_cq(3)); EINVAL if more completions wait than would fit.
     pub fn resize(&self, entries: u32) -> Result<()> {
         self.born.check()?;
-        let mut new = ring_of(Self::check_size(self.seat.context(), entries)?, &self.giver)?;
+        let mut new = ring_of(Self::check_size(self.seat.context(), entries)?, &self.allocator)?;
         let late = self.late().map_or(0, Late::count);
         let mut ring = self.lock();
         // The number that the program asked for decides, though the ring may have more room.

@@ -77,17 +77,17 @@ impl SharedReceiveQueue {
         Self::new_in(domain, sizes, None)
     }
 
-    /// A queue with its receives in memory of `giver`, otherwise as of [`SharedReceiveQueue::new`].
-    /// `giver` has the memory back when [`SharedReceiveQueue::retire`] succeeds.
+    /// A queue with its receives in memory of `allocator`, otherwise as of [`SharedReceiveQueue::new`].
+    /// `allocator` has the memory back when [`SharedReceiveQueue::retire`] succeeds.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::new`]; ENOMEM also where `giver` has none.
+    /// As [`SharedReceiveQueue::new`]; ENOMEM also where `allocator` has none.
     pub fn new_in(
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
-        giver: RingAllocator,
+        allocator: RingAllocator,
     ) -> Result<Arc<Self>> {
-        Self::build(domain, sizes, None, giver)
+        Self::build(domain, sizes, None, allocator)
     }
 
     /// A queue of XRC, for the messages of target queue pairs in `xrc_domain` that name it; its receives complete on `cq`.
@@ -100,7 +100,7 @@ impl SharedReceiveQueue {
         sizes: SharedReceiveQueueAttributes,
         xrc_domain: &Arc<XrcDomain>,
         cq: &Arc<CompletionQueue>,
-        giver: RingAllocator,
+        allocator: RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         if !Arc::ptr_eq(cq.context(), context) || !Arc::ptr_eq(xrc_domain.context(), context) {
@@ -109,7 +109,7 @@ impl SharedReceiveQueue {
             ));
         }
         let extended = Extension { domain: Some(xrc_domain.clone()), cq: cq.clone() };
-        let queue = Self::build(domain, sizes, Some(extended), giver)?;
+        let queue = Self::build(domain, sizes, Some(extended), allocator)?;
         cq.users().enter();
         xrc_domain.users().enter();
         xrc_domain.members().add_queue(&queue);
@@ -126,13 +126,13 @@ impl SharedReceiveQueue {
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         cq: &Arc<CompletionQueue>,
-        giver: RingAllocator,
+        allocator: RingAllocator,
     ) -> Result<Arc<Self>> {
         if !Arc::ptr_eq(cq.context(), domain.context()) {
             return Err(Error::invalid("completion queue and protection domain are of different contexts"));
         }
         let extended = Extension { domain: None, cq: cq.clone() };
-        let queue = Self::build(domain, sizes, Some(extended), giver)?;
+        let queue = Self::build(domain, sizes, Some(extended), allocator)?;
         cq.users().enter();
         queue.set_ready(false);
         Ok(queue)
@@ -147,7 +147,7 @@ impl SharedReceiveQueue {
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         extended: Option<Extension>,
-        giver: RingAllocator,
+        allocator: RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -169,7 +169,7 @@ impl SharedReceiveQueue {
             Some(Extension { domain: None, .. }) => RingKind::WorkQueue,
             _ => RingKind::SharedReceiveQueue,
         };
-        let slots = GrowingSlots::new(room, sizes.max_sge as usize, giver, kind)?;
+        let slots = GrowingSlots::new(room, sizes.max_sge as usize, allocator, kind)?;
         let all = &context.device().shared_receive_queues;
         if !all.enter_below(limits.max_srq) {
             return Err(Error::exhausted(format!(

@@ -116,7 +116,7 @@ pub(crate) unsafe fn create(
         &context.inner.core,
         entries,
         core_channel.map(|object| object.inner.clone()),
-        domain.and_then(|object| object.inner.giver()),
+        domain.and_then(|object| object.inner.ring_allocator()),
     ) {
         Ok(core) => core,
         Err(error) => return fail_null(refusal(&error)),

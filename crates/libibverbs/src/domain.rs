@@ -67,7 +67,7 @@ impl DomainSide {
     }
 
     /// The program's allocator for the rings of queues that are made in the domain.
-    pub(crate) fn giver(&self) -> RingAllocator {
+    pub(crate) fn ring_allocator(&self) -> RingAllocator {
         self.callbacks.clone().map(|callbacks| callbacks as _)
     }
 }

@@ -256,7 +256,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         service,
         signal_all: attr.sq_sig_all != 0,
     };
-    let core = match QueuePair::new_in(&domain.inner.core, options, &domain.inner.giver()) {
+    let core = match QueuePair::new_in(&domain.inner.core, options, &domain.inner.ring_allocator()) {
         Ok(core) => core,
         Err(error) => return fail_null(refusal(&error)),
     };

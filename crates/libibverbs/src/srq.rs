@@ -57,7 +57,8 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_mut() }) else {
         return fail_null(libc::EINVAL);
     };
-    let core = SharedReceiveQueue::new_in(&domain.inner.core, sizes(&attr.attr), domain.inner.giver());
+    let core =
+        SharedReceiveQueue::new_in(&domain.inner.core, sizes(&attr.attr), domain.inner.ring_allocator());
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }
 
@@ -142,7 +143,7 @@ unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
         sizes(&attr.attr),
         &xrc_domain.inner,
         &cq.inner.core,
-        domain.inner.giver(),
+        domain.inner.ring_allocator(),
     );
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }

@@ -69,8 +69,8 @@ pub(crate) unsafe extern "C" fn create_wq(
         return fail_null(libc::EINVAL);
     };
     let sizes = SharedReceiveQueueAttributes { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: 0 };
-    let giver = domain.inner.giver();
-    match SharedReceiveQueue::new_work_queue(&domain.inner.core, sizes, &cq.inner.core, giver) {
+    let allocator = domain.inner.ring_allocator();
+    match SharedReceiveQueue::new_work_queue(&domain.inner.core, sizes, &cq.inner.core, allocator) {
         Ok(core) => {
             let real = core.attributes();
             (attr.max_wr, attr.max_sge) = (real.max_wr, real.max_sge);

@@ -34,17 +34,17 @@ fn main() {
     report("both looked up", look);
     for (what, registration) in [("", Registration::take()), (", with fences", Registration::none())] {
         let (segment, descriptor) = Segment::create_with(registration).expect("memfd_create(2)");
-        let announcer = Arc::new(segment.parts().announcer);
-        let mut lane = announcer.reserve().expect("there are some");
+        let hazard_slots = Arc::new(segment.parts().hazard_slots);
+        let mut slot = hazard_slots.reserve().expect("there are some");
         let _owner = Segment::open_with(descriptor, registration).expect("mmap(2)").parts();
-        report(&format!("announced{what}"), || drop(announcer.announce(black_box(5), black_box(7))));
+        report(&format!("announced{what}"), || drop(hazard_slots.announce(black_box(5), black_box(7))));
         report(&format!("announced, both looked up{what}"), || {
-            let announced = announcer.announce(black_box(5), black_box(7));
+            let announced = hazard_slots.announce(black_box(5), black_box(7));
             look();
             drop(announced);
         });
         report(&format!("the same in a word of one's own{what}"), || {
-            let announced = lane.announce(black_box(5), black_box(7));
+            let announced = slot.announce(black_box(5), black_box(7));
             look();
             drop(announced);
         });

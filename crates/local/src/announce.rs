@@ -37,7 +37,7 @@ pub struct HazardSlots {
 
 /// A word for announcements that its holder has for itself: announcing takes no locked instruction.
 pub struct HazardSlot {
-    announcer: Arc<HazardSlots>,
+    slots: Arc<HazardSlots>,
     index: usize,
 }
 
@@ -72,20 +72,20 @@ impl HazardSlots {
     pub(crate) fn announce_without_fence(&self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         // Queue pairs that are used at the same time begin at different words.
         let first = pair as usize % SHARED;
-        let lane = if self.take(first) { first } else { self.take_one_of(0..SHARED)? };
-        let taken = Some(&self.taken[lane].0);
-        Some(HazardGuard { announcement: self.say(lane, key, pair), taken })
+        let slot = if self.take(first) { first } else { self.take_one_of(0..SHARED)? };
+        let taken = Some(&self.taken[slot].0);
+        Some(HazardGuard { announcement: self.say(slot, key, pair), taken })
     }
 
     /// A word of the caller's own, if there is one left. There are always some for [`announce`](Self::announce), too.
     pub fn reserve(self: &Arc<Self>) -> Option<HazardSlot> {
         let index = self.take_one_of(SHARED..HAZARD_SLOTS)?;
-        Some(HazardSlot { announcer: self.clone(), index })
+        Some(HazardSlot { slots: self.clone(), index })
     }
 
     #[inline(always)]
-    fn say(&self, lane: usize, key: u32, pair: u32) -> &AtomicU64 {
-        let announcement = &self.sides.own().announced[lane].0;
+    fn say(&self, slot: usize, key: u32, pair: u32) -> &AtomicU64 {
+        let announcement = &self.sides.own().announced[slot].0;
         // Release: the owner that sees this in place of an earlier announcement sees that what that was for has been done.
         announcement.store(word(key, pair), Release);
         announcement
@@ -93,15 +93,15 @@ impl HazardSlots {
 
     /// Takes a word, unless somebody has it.
     #[inline]
-    fn take(&self, lane: usize) -> bool {
-        let taken = &self.taken[lane].0;
+    fn take(&self, slot: usize) -> bool {
+        let taken = &self.taken[slot].0;
         // Acquire: the last one's announcement has gone before ours comes.
         taken.load(Relaxed) == 0 && taken.swap(1, Acquire) == 0
     }
 
     #[cold]
-    fn take_one_of(&self, mut lanes: Range<usize>) -> Option<usize> {
-        lanes.find(|lane| self.take(*lane))
+    fn take_one_of(&self, mut slots: Range<usize>) -> Option<usize> {
+        slots.find(|slot| self.take(*slot))
     }
 }
 
@@ -109,15 +109,15 @@ impl HazardSlot {
     /// Announces in this slot that an entry for a key and one for a queue pair are about to be used, as [`HazardSlots::announce`]. The slot is always free.
     #[inline(always)]
     pub fn announce(&mut self, key: u32, pair: u32) -> HazardGuard<'_> {
-        let announcement = self.announcer.say(self.index, key, pair);
-        self.announcer.sides.light_fence();
+        let announcement = self.slots.say(self.index, key, pair);
+        self.slots.sides.light_fence();
         HazardGuard { announcement, taken: None }
     }
 }
 
 impl Drop for HazardSlot {
     fn drop(&mut self) {
-        self.announcer.taken[self.index].0.store(0, Release);
+        self.slots.taken[self.index].0.store(0, Release);
     }
 }
 
@@ -156,13 +156,13 @@ impl HazardView {
     }
 }
 
-/// Between withdrawing entries and the first [`HazardView::is_announced`] about them: for the witnesses of all processes that may use them. One system
+/// Between withdrawing entries and the first [`HazardView::is_announced`] about them: for the views of all processes that may use them. One system
 /// call, or none, whatever their number.
 ///
-/// Witnesses that are added meanwhile are not missed: a process that is sent the table only once its witness is where the caller
+/// Views that are added meanwhile are not missed: a process that is sent the table only once its view is where the caller
 /// looks finds the entries withdrawn.
-pub fn barrier<'a>(witnesses: impl Iterator<Item = &'a HazardView> + Clone) {
-    let sides = witnesses.map(|witness| &witness.0);
+pub fn barrier<'a>(views: impl Iterator<Item = &'a HazardView> + Clone) {
+    let sides = views.map(|hazard_view| &hazard_view.0);
     if !heavy_fence(sides.clone()) {
         // Once in a process's life. An announcement that was on its way without a fence is visible long before this is over; all later ones have fences.
         #[cfg(not(loom))]
@@ -188,14 +188,14 @@ mod tests {
         let (with, without) = (Registration::take(), Registration::none());
         for (creator, opener) in [(with, with), (without, without), (with, without), (without, with)] {
             let (first, second) = pair(creator, opener);
-            let announced = |kind, index| second.witness.is_announced(kind, index);
-            let one = first.announcer.announce(0, 7).unwrap();
-            barrier([&second.witness, &first.witness].into_iter());
+            let announced = |kind, index| second.hazard_view.is_announced(kind, index);
+            let one = first.hazard_slots.announce(0, 7).unwrap();
+            barrier([&second.hazard_view, &first.hazard_view].into_iter());
             assert!(announced(Kind::Key, 0) && announced(Kind::Pair, 7));
             assert!(!announced(Kind::Key, 7) && !announced(Kind::Pair, 0));
             // Not what the own side announces.
-            assert!(!first.witness.is_announced(Kind::Key, 0));
-            let other = first.announcer.announce(NOTHING, 7).unwrap();
+            assert!(!first.hazard_view.is_announced(Kind::Key, 0));
+            let other = first.hazard_slots.announce(NOTHING, 7).unwrap();
             drop(one);
             assert!(!announced(Kind::Key, 0) && announced(Kind::Pair, 7));
             assert!(!announced(Kind::Key, NOTHING as usize));
@@ -207,37 +207,38 @@ mod tests {
     #[test]
     fn there_are_as_many_announcements_as_words() {
         let (first, second) = pair(Registration::take(), Registration::take());
-        let announcer = Arc::new(first.announcer);
-        let announce = |key| announcer.announce(key, 3);
+        let hazard_slots = Arc::new(first.hazard_slots);
+        let announce = |key| hazard_slots.announce(key, 3);
         let mut all: Vec<_> = (0..SHARED as u32).map(|key| announce(key).unwrap()).collect();
         assert!(announce(100).is_none());
-        let seen = |key| second.witness.is_announced(Kind::Key, key);
+        let seen = |key| second.hazard_view.is_announced(Kind::Key, key);
         assert!((0..SHARED).all(seen));
         drop(all.remove(5));
         assert!(!seen(5));
         all.push(announce(100).unwrap());
         assert!(announce(101).is_none() && seen(100) && !seen(101));
 
-        let mut own: Vec<_> = (SHARED..HAZARD_SLOTS).map(|_| announcer.reserve().unwrap()).collect();
-        assert!(announcer.reserve().is_none());
+        let mut own: Vec<_> = (SHARED..HAZARD_SLOTS).map(|_| hazard_slots.reserve().unwrap()).collect();
+        assert!(hazard_slots.reserve().is_none());
         let mut last = own.pop().unwrap();
         let announced = last.announce(200, 200);
-        assert!(seen(200) && second.witness.is_announced(Kind::Pair, 200));
+        assert!(seen(200) && second.hazard_view.is_announced(Kind::Pair, 200));
         drop(announced);
-        assert!(!seen(200) && seen(100) && announcer.reserve().is_none());
+        assert!(!seen(200) && seen(100) && hazard_slots.reserve().is_none());
         drop(last);
-        assert!(announcer.reserve().is_some());
+        assert!(hazard_slots.reserve().is_some());
     }
 
     /// What the other side writes into this side's words confuses that side alone.
     #[test]
     fn garbage_in_the_words_takes_none_away() {
         let (first, second) = pair(Registration::take(), Registration::take());
-        for announced in &first.announcer.sides.own().announced {
+        for announced in &first.hazard_slots.sides.own().announced {
             announced.0.store(u64::MAX, Relaxed);
         }
-        assert!(second.witness.is_announced(Kind::Key, u32::MAX as usize - 1));
-        let all: Vec<_> = (0..SHARED as u32).map(|key| first.announcer.announce(key, 0).unwrap()).collect();
+        assert!(second.hazard_view.is_announced(Kind::Key, u32::MAX as usize - 1));
+        let all: Vec<_> =
+            (0..SHARED as u32).map(|key| first.hazard_slots.announce(key, 0).unwrap()).collect();
         assert_eq!(all.len(), SHARED);
     }
 
@@ -245,11 +246,11 @@ mod tests {
     fn fences_are_passed_whatever_the_words_say() {
         let (first, second) = pair(Registration::none(), Registration::none());
         for says in [0, 1, u64::MAX] {
-            for side in [first.announcer.sides.own(), first.announcer.sides.peer()] {
+            for side in [first.hazard_slots.sides.own(), first.hazard_slots.sides.peer()] {
                 side.flags.0.membarrier.store(says, Relaxed);
             }
-            barrier(once(&second.witness));
-            drop(second.announcer.announce(1, 1).unwrap());
+            barrier(once(&second.hazard_view));
+            drop(second.hazard_slots.announce(1, 1).unwrap());
         }
     }
 }

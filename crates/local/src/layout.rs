@@ -104,10 +104,10 @@ pub const ANNOUNCEMENTS: [[usize; HAZARD_SLOTS]; 2] = {
     let (mut side, step) = (0, size_of::<Line<AtomicU64>>());
     while side < 2 {
         let first = offset_of!(SegmentLayout, sides) + side * size_of::<Side>() + offset_of!(Side, announced);
-        let mut lane = 0;
-        while lane < HAZARD_SLOTS {
-            places[side][lane] = first + lane * step;
-            lane += 1;
+        let mut slot = 0;
+        while slot < HAZARD_SLOTS {
+            places[side][slot] = first + slot * step;
+            slot += 1;
         }
         side += 1;
     }

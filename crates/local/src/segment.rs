@@ -33,9 +33,9 @@ pub struct Parts {
     /// The reader of the ring that this side reads.
     pub consumer: Consumer,
     /// Says what of the other side's [`table`](crate::table) this one uses.
-    pub announcer: HazardSlots,
+    pub hazard_slots: HazardSlots,
     /// Reads what the other side uses of this one's.
-    pub witness: HazardView,
+    pub hazard_view: HazardView,
 }
 
 impl Segment {
@@ -89,8 +89,8 @@ impl Segment {
         Parts {
             producer: Producer::new(view(self.which)),
             consumer: Consumer::new(view(self.which.other())),
-            announcer: HazardSlots::new(sides()),
-            witness: HazardView::new(sides()),
+            hazard_slots: HazardSlots::new(sides()),
+            hazard_view: HazardView::new(sides()),
         }
     }
 }

@@ -378,7 +378,7 @@ fn setting_is_not_off() -> bool {
 
 /// The peer: receives one long message, and then a second one if it comes before its input ends. It says how that went: 1 if what came was sent,
 /// 2 if it was not, 3 if nothing came.
-fn witness() {
+fn receiver() {
     let site = site();
     let side = side(&site);
     let memory = Memory::open(&side.domain, LONG);
@@ -435,7 +435,7 @@ fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory
 #[test]
 fn what_is_flushed_is_not_read_any_more() {
     if std::env::var(ENDING).is_ok() {
-        return witness();
+        return receiver();
     }
     let ended = while_it_is_stopped("what_is_flushed_is_not_read_any_more", |side, memory| {
         side.to(State::Error, M::empty(), &Attributes::default());
@@ -447,7 +447,7 @@ fn what_is_flushed_is_not_read_any_more() {
 #[test]
 fn what_is_deregistered_is_not_read_any_more() {
     if std::env::var(ENDING).is_ok() {
-        return witness();
+        return receiver();
     }
     let ended = while_it_is_stopped("what_is_deregistered_is_not_read_any_more", |_, memory| {
         let memory = memory.take().unwrap();
@@ -461,7 +461,7 @@ fn what_is_deregistered_is_not_read_any_more() {
 #[test]
 fn what_is_unmapped_fails_its_sender() {
     if std::env::var(ENDING).is_ok() {
-        return witness();
+        return receiver();
     }
     let ended = while_it_is_stopped("what_is_unmapped_fails_its_sender", |_, memory| {
         protect(memory.as_ref().unwrap(), libc::PROT_NONE);

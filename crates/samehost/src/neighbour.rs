@@ -71,8 +71,8 @@ pub struct Neighbour {
     is_oneself: bool,
     reads: bool,
     shares: bool,
-    announcer: Arc<HazardSlots>,
-    witness: HazardView,
+    hazard_slots: Arc<HazardSlots>,
+    hazard_view: HazardView,
     loans: Arc<Loans>,
     /// The memory of the other process, once it has said where that is.
     reach: Mutex<Option<Arc<Reach>>>,
@@ -87,7 +87,7 @@ impl Neighbour {
     pub fn new(
         (process, is_oneself): (libc::pid_t, bool),
         reads: bool,
-        (announcer, witness): (HazardSlots, HazardView),
+        (hazard_slots, hazard_view): (HazardSlots, HazardView),
         loans: adverb_local::Loans,
         keys: &'static Keys,
     ) -> Self {
@@ -100,8 +100,8 @@ impl Neighbour {
             reads,
             // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
             shares: reads && Together::now().is_straight(),
-            announcer: Arc::new(announcer),
-            witness,
+            hazard_slots: Arc::new(hazard_slots),
+            hazard_view,
             loans,
             reach: Mutex::default(),
             told: AtomicU8::new(0),
@@ -148,13 +148,13 @@ impl Neighbour {
 
     /// The hazard words by which this process says which keys and queue pairs of the other one it is going to use.
     #[inline]
-    pub(crate) fn announcer(&self) -> &Arc<HazardSlots> {
-        &self.announcer
+    pub(crate) fn hazard_slots(&self) -> &Arc<HazardSlots> {
+        &self.hazard_slots
     }
 
     /// The hazard words of the other process: what it uses of our memory.
-    pub(crate) fn witness(&self) -> &HazardView {
-        &self.witness
+    pub(crate) fn hazard_view(&self) -> &HazardView {
+        &self.hazard_view
     }
 
     /// The memory of the other process, if that is in reach.

@@ -17,9 +17,9 @@ pub struct Parts {
     /// Records from it.
     pub consumer: Consumer,
     /// The hazard words by which this process says what it uses of the other's memory.
-    pub announcer: HazardSlots,
+    pub hazard_slots: HazardSlots,
     /// The hazard words by which the other process says what it uses of this one's memory.
-    pub witness: HazardView,
+    pub hazard_view: HazardView,
     /// Rung by this process.
     pub theirs: Bell,
     /// Rung by the other one.
@@ -38,14 +38,14 @@ impl Parts {
         (ours, theirs): (Bell, Bell),
         reads: bool,
     ) -> Self {
-        let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
+        let adverb_local::Parts { producer, consumer, hazard_slots, hazard_view } = segment.parts();
         let process = connection.process();
         Self {
             process,
             producer,
             consumer,
-            announcer,
-            witness,
+            hazard_slots,
+            hazard_view,
             theirs,
             ours,
             reads,
@@ -70,8 +70,8 @@ impl Parts {
             process: std::process::id() as libc::pid_t,
             producer: here.producer,
             consumer: there.consumer,
-            announcer: here.announcer,
-            witness: there.witness,
+            hazard_slots: here.hazard_slots,
+            hazard_view: there.hazard_view,
             theirs,
             ours,
             reads: Probe::reads_itself(),

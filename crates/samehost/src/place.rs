@@ -12,16 +12,16 @@ pub(crate) enum Place {
 
 impl Place {
     pub(crate) fn find(neighbour: &Neighbour) -> Self {
-        let announcer = neighbour.announcer();
-        announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
+        let hazard_slots = neighbour.hazard_slots();
+        hazard_slots.reserve().map_or_else(|| Self::Shared(hazard_slots.clone()), Self::Own)
     }
 
     /// Announces a use. None if too many announce at once.
     #[inline]
     pub(crate) fn announce(&mut self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         match self {
-            Self::Own(lane) => Some(lane.announce(key, pair)),
-            Self::Shared(announcer) => announcer.announce(key, pair),
+            Self::Own(slot) => Some(slot.announce(key, pair)),
+            Self::Shared(hazard_slots) => hazard_slots.announce(key, pair),
         }
     }
 }

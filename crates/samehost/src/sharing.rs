@@ -555,12 +555,12 @@ impl SharedTable {
         let Some(sharing) = self.sharing.upgrade() else { return true };
         let mut told = sharing.neighbours();
         told.retain(|with| with.neighbour().has_been_told());
-        barrier(told.iter().map(|with| with.neighbour().witness()));
+        barrier(told.iter().map(|with| with.neighbour().hazard_view()));
         let mut ended = true;
         for with in &told {
             let neighbour = with.neighbour();
             let mut until = None;
-            while neighbour.witness().is_announced(which, index as usize) && !neighbour.has_ended() {
+            while neighbour.hazard_view().is_announced(which, index as usize) && !neighbour.has_ended() {
                 let Patience { length, is_last } = patience(neighbour);
                 let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {

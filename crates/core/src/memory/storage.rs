@@ -61,7 +61,7 @@ pub(crate) struct Storage<T> {
     blank: fn() -> T,
     /// Whether the elements lie in memory of the program.
     is_given: AtomicBool,
-    giver: RingAllocator,
+    allocator: RingAllocator,
     kind: RingKind,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct RingRelease(Option<(NonNull<c_void>, Arc<dyn Allocator>, RingK
 
 impl Drop for RingRelease {
     fn drop(&mut self) {
-        if let Some((address, giver, kind)) = self.0.take() {
-            giver.free(address, kind);
+        if let Some((address, allocator, kind)) = self.0.take() {
+            allocator.free(address, kind);
         }
     }
 }
@@ -98,13 +98,15 @@ impl<T> Storage<T> {
     pub(crate) fn new(
         length: usize,
         blank: fn() -> T,
-        giver: &RingAllocator,
+        allocator: &RingAllocator,
         kind: RingKind,
     ) -> Result<Self> {
         const { assert!(!needs_drop::<T>() && align_of::<T>() <= ALIGNMENT) }
         let size = length * size_of::<T>();
-        let given = match giver {
-            Some(giver) if size > 0 => giver.allocate(size.next_multiple_of(ALIGNMENT), ALIGNMENT, kind),
+        let given = match allocator {
+            Some(allocator) if size > 0 => {
+                allocator.allocate(size.next_multiple_of(ALIGNMENT), ALIGNMENT, kind)
+            }
             _ => Allocation::Default,
         };
         let base = match given {
@@ -122,7 +124,7 @@ impl<T> Storage<T> {
             }
         };
         let is_given = AtomicBool::new(matches!(given, Allocation::Given(_)));
-        Ok(Self { base: UnsafeCell::new(base), length, blank, is_given, giver: giver.clone(), kind })
+        Ok(Self { base: UnsafeCell::new(base), length, blank, is_given, allocator: allocator.clone(), kind })
     }
 
     /// Elements of ours, blank ones, take the place of those in memory of the program, which it has back when the result is dropped.
@@ -135,7 +137,7 @@ impl<T> Storage<T> {
         }
         // SAFETY: nobody else looks at it, by the caller's promise.
         let old = unsafe { std::mem::replace(&mut *self.base.get(), own(self.length, self.blank)) };
-        RingRelease(self.giver.clone().map(|giver| (old.cast(), giver, self.kind)))
+        RingRelease(self.allocator.clone().map(|allocator| (old.cast(), allocator, self.kind)))
     }
 }
 
@@ -212,9 +214,9 @@ pub(crate) mod tests {
     #[test]
     fn memory_goes_back_once_and_early() {
         let counting = Arc::new(Counting::default());
-        let giver: RingAllocator = Some(counting.clone());
+        let allocator: RingAllocator = Some(counting.clone());
         let blank = || AtomicU64::new(7);
-        let storage = Storage::new(5, blank, &giver, RingKind::QueuePair).unwrap();
+        let storage = Storage::new(5, blank, &allocator, RingKind::QueuePair).unwrap();
         let held = || counting.given.lock().unwrap().values().map(|given| given.0.size()).sum::<usize>();
         assert!(held() == 64 && storage.iter().all(|word| word.load(Ordering::Relaxed) == 7));
         storage[4].store(8, Ordering::Relaxed);
@@ -226,15 +228,15 @@ pub(crate) mod tests {
         drop(unsafe { storage.give_back() });
         assert!(held() == 0 && storage.len() == 5);
         drop(storage);
-        drop(Storage::new(9, blank, &giver, RingKind::QueuePair).unwrap());
+        drop(Storage::new(9, blank, &allocator, RingKind::QueuePair).unwrap());
         assert_eq!((held(), counting.asked.load(Ordering::Relaxed)), (0, 2));
-        assert!(Storage::new(0, blank, &giver, RingKind::QueuePair).unwrap().is_empty());
+        assert!(Storage::new(0, blank, &allocator, RingKind::QueuePair).unwrap().is_empty());
     }
 
     #[test]
     fn nothing_given_is_out_of_memory() {
-        let giver: RingAllocator = Some(Arc::new(Counting { most: Some(0), ..Counting::default() }));
-        let refused = Storage::new(1, || 0u8, &giver, RingKind::CompletionQueue).err().unwrap();
+        let allocator: RingAllocator = Some(Arc::new(Counting { most: Some(0), ..Counting::default() }));
+        let refused = Storage::new(1, || 0u8, &allocator, RingKind::CompletionQueue).err().unwrap();
         assert_eq!(refused.errno(), libc::ENOMEM);
     }
 }

@@ -102,20 +102,20 @@ impl QueuePair {
         Self::new_in(domain, options, &None)
     }
 
-    /// A new queue pair in RESET with its rings in memory of `giver`, otherwise as of [`QueuePair::new`].
-    /// `giver` has the memory back when [`QueuePair::destroy`] returns.
+    /// A new queue pair in RESET with its rings in memory of `allocator`, otherwise as of [`QueuePair::new`].
+    /// `allocator` has the memory back when [`QueuePair::destroy`] returns.
     ///
     /// # Errors
-    /// As [`QueuePair::new`]; ENOMEM also where `giver` has none.
+    /// As [`QueuePair::new`]; ENOMEM also where `allocator` has none.
     pub fn new_in(
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
-        giver: &RingAllocator,
+        allocator: &RingAllocator,
     ) -> Result<Arc<Self>> {
         if options.service == Service::XrcReceive {
             return Err(Error::invalid("a target queue pair belongs to an XRC domain"));
         }
-        Self::build(domain, options, None, giver)
+        Self::build(domain, options, None, allocator)
     }
 
     /// A new target queue pair of XRC in RESET. Nobody has it yet: see [`QueuePair::enter_handle`].
@@ -190,7 +190,7 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
         extended: Option<ExtendedTarget>,
-        giver: &RingAllocator,
+        allocator: &RingAllocator,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -233,12 +233,11 @@ impl QueuePair {
         let operations = limits.operations.iter().filter(|operation| options.service.has(**operation));
         let operations = operations.fold(0, |bits, operation| bits | 1 << *operation as u32);
         let number = transport.allocate_number(&options)?;
-        let made = Queues::new(domain, number, capabilities, operations, options, extended, giver).and_then(
-            |queues| {
+        let made = Queues::new(domain, number, capabilities, operations, options, extended, allocator)
+            .and_then(|queues| {
                 let queues = Arc::new(queues);
                 Ok((transport.create_endpoint(&queues)?, queues))
-            },
-        );
+            });
         let (endpoint, queues) = made.inspect_err(|_| transport.release_number(number))?;
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.users().enter();

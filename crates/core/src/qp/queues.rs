@@ -119,7 +119,7 @@ pub(super) enum Receives {
 }
 
 impl Queues {
-    /// The queues of a new queue pair. The caller has checked everything. `giver` gives the memory of the rings.
+    /// The queues of a new queue pair. The caller has checked everything. `allocator` gives the memory of the rings.
     ///
     /// # Errors
     /// ENOMEM where there is none.
@@ -130,7 +130,7 @@ impl Queues {
         operations: u32,
         options: QueuePairOptions,
         extended: Option<ExtendedTarget>,
-        giver: &RingAllocator,
+        allocator: &RingAllocator,
     ) -> Result<Self> {
         let context = domain.context();
         Ok(Self {
@@ -141,14 +141,14 @@ impl Queues {
                 capabilities.max_send_sge,
                 capabilities.max_inline_data,
                 options.service,
-                giver,
+                allocator,
             )?,
             receives: match options.srq {
                 _ if options.service == Service::XrcSend => Receives::Nowhere,
                 _ if let Some(extended) = extended => Receives::Extended(Box::new(extended)),
                 None => {
                     let (requests, sges) = (capabilities.max_recv_wr, capabilities.max_recv_sge);
-                    Receives::Own(ReceiveQueue::new(requests, sges, giver)?)
+                    Receives::Own(ReceiveQueue::new(requests, sges, allocator)?)
                 }
                 Some(queue) => Receives::Shared {
                     queue,

@@ -34,10 +34,10 @@ pub struct ReceiveWork {
 }
 
 impl ReceiveQueue {
-    pub(super) fn new(requests: u32, max_sges: u32, giver: &RingAllocator) -> Result<Self> {
+    pub(super) fn new(requests: u32, max_sges: u32, allocator: &RingAllocator) -> Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
         Ok(Self {
-            slots: Slots::new(room, max_sges as usize, giver, RingKind::QueuePair)?,
+            slots: Slots::new(room, max_sges as usize, allocator, RingKind::QueuePair)?,
             mask: room as u64 - 1,
             posted: AtomicU64::new(0),
             taken: AtomicU64::new(0),

@@ -91,13 +91,13 @@ pub struct Destination {
 
 impl SendQueue {
     /// # Errors
-    /// ENOMEM where `giver` has no memory.
+    /// ENOMEM where `allocator` has no memory.
     pub(super) fn new(
         requests: u32,
         max_sges: u32,
         max_inline: u32,
         service: Service,
-        giver: &RingAllocator,
+        allocator: &RingAllocator,
     ) -> error::Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
         let width = match service {
@@ -106,7 +106,7 @@ impl SendQueue {
             _ => WORDS,
         };
         let stride = (max_sges as usize * 2).max((max_inline as usize).div_ceil(8));
-        let words = |n: usize| Storage::new(n, AtomicU64::default, giver, RingKind::QueuePair);
+        let words = |n: usize| Storage::new(n, AtomicU64::default, allocator, RingKind::QueuePair);
         Ok(Self {
             slots: words(room * width)?,
             width,

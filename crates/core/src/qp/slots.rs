@@ -21,9 +21,14 @@ pub(crate) struct Slots {
 
 impl Slots {
     /// # Errors
-    /// ENOMEM where `giver` has no memory.
-    pub(crate) fn new(places: usize, max_sges: usize, giver: &RingAllocator, kind: RingKind) -> Result<Self> {
-        let words = |n: usize| Storage::new(n, AtomicU64::default, giver, kind);
+    /// ENOMEM where `allocator` has no memory.
+    pub(crate) fn new(
+        places: usize,
+        max_sges: usize,
+        allocator: &RingAllocator,
+        kind: RingKind,
+    ) -> Result<Self> {
+        let words = |n: usize| Storage::new(n, AtomicU64::default, allocator, kind);
         Ok(Self { heads: words(places * WORDS)?, elements: words(places * max_sges * 2)?, max_sges })
     }
 
@@ -117,16 +122,21 @@ pub(crate) struct GrowingSlots {
     base: usize,
     parts: Box<[OnceLock<Slots>; PARTS]>,
     max_sges: usize,
-    giver: RingAllocator,
+    allocator: RingAllocator,
     kind: RingKind,
 }
 
 impl GrowingSlots {
     /// # Errors
-    /// ENOMEM where `giver` has no memory.
-    pub(crate) fn new(places: usize, max_sges: usize, giver: RingAllocator, kind: RingKind) -> Result<Self> {
+    /// ENOMEM where `allocator` has no memory.
+    pub(crate) fn new(
+        places: usize,
+        max_sges: usize,
+        allocator: RingAllocator,
+        kind: RingKind,
+    ) -> Result<Self> {
         let parts = array::on_heap(OnceLock::new);
-        let slots = Self { base: places.max(1), parts, max_sges, giver, kind };
+        let slots = Self { base: places.max(1), parts, max_sges, allocator, kind };
         slots.grow(places)?;
         Ok(slots)
     }
@@ -147,7 +157,7 @@ impl GrowingSlots {
                 if made >= places {
                     break;
                 }
-                let new = Slots::new(size, self.max_sges, &self.giver, self.kind)?;
+                let new = Slots::new(size, self.max_sges, &self.allocator, self.kind)?;
                 part.get_or_init(|| new);
             }
             made += size;

@@ -36,14 +36,14 @@ impl OwnedEntry {
     }
 
     /// Nobody uses the memory when this is done.
-    fn take_back(&self, witness: &HazardView) {
-        self.take_back_with(witness, RIGHT.barrier);
+    fn take_back(&self, hazard_view: &HazardView) {
+        self.take_back_with(hazard_view, RIGHT.barrier);
     }
 
-    fn take_back_with(&self, witness: &HazardView, barrier: fn(&HazardView)) {
+    fn take_back_with(&self, hazard_view: &HazardView, barrier: fn(&HazardView)) {
         self.entry.withdraw();
-        barrier(witness);
-        while witness.is_announced(Kind::Key, 0) {
+        barrier(hazard_view);
+        while hazard_view.is_announced(Kind::Key, 0) {
             thread::yield_now();
         }
     }
@@ -68,26 +68,26 @@ struct Steps {
 }
 
 const RIGHT: Steps = Steps {
-    announce: |announcer| announcer.announce(0, 0),
-    barrier: |witness| barrier(std::iter::once(witness)),
+    announce: |hazard_slots| hazard_slots.announce(0, 0),
+    barrier: |hazard_view| barrier(std::iter::once(hazard_view)),
 };
 
 /// A thread uses an entry under one name and then under another; the owner takes it back, uses the memory for something else, and publishes it
 /// again.
 fn run(user: Registration, owner: Registration, steps: Steps) {
     loom::model(move || {
-        let (announcer, witness) = sides(user, owner);
+        let (hazard_slots, hazard_view) = sides(user, owner);
         let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
             for name in [1, 2] {
-                let announced = (steps.announce)(&announcer);
+                let announced = (steps.announce)(&hazard_slots);
                 theirs.use_as(name);
                 drop(announced);
             }
         });
-        owned.take_back_with(&witness, steps.barrier);
+        owned.take_back_with(&hazard_view, steps.barrier);
         owned.store();
         owned.publish(2);
         user.join().unwrap();
@@ -106,22 +106,22 @@ fn who_uses_an_entry_is_waited_for() {
 #[test]
 fn so_is_each_of_several_threads() {
     loom::model(|| {
-        let (announcer, witness) = sides(Registration::none(), Registration::none());
-        let (announcer, owned) = (Arc::new(announcer), Arc::new(OwnedEntry::default()));
+        let (hazard_slots, hazard_view) = sides(Registration::none(), Registration::none());
+        let (hazard_slots, owned) = (Arc::new(hazard_slots), Arc::new(OwnedEntry::default()));
         // The two are not to use the memory at once.
         let other = Arc::new(OwnedEntry::default());
         owned.publish(1);
         other.publish(1);
         let users = [&owned, &other].map(|theirs| {
-            let (announcer, theirs, key) =
-                (announcer.clone(), theirs.clone(), Arc::ptr_eq(theirs, &other).into());
+            let (hazard_slots, theirs, key) =
+                (hazard_slots.clone(), theirs.clone(), Arc::ptr_eq(theirs, &other).into());
             thread::spawn(move || {
-                if let Some(_announced) = announcer.announce(key, 0) {
+                if let Some(_announced) = hazard_slots.announce(key, 0) {
                     theirs.use_as(1);
                 }
             })
         });
-        owned.take_back(&witness);
+        owned.take_back(&hazard_view);
         owned.store();
         for user in users {
             user.join().unwrap();
@@ -133,18 +133,18 @@ fn so_is_each_of_several_threads() {
 #[test]
 fn so_is_the_holder_of_a_word() {
     loom::model(|| {
-        let (announcer, witness) = sides(Registration::none(), Registration::none());
+        let (hazard_slots, hazard_view) = sides(Registration::none(), Registration::none());
         let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
-            let mut lane = Arc::new(announcer).reserve().unwrap();
+            let mut slot = Arc::new(hazard_slots).reserve().unwrap();
             for name in [1, 2] {
-                let _announced = lane.announce(0, 0);
+                let _announced = slot.announce(0, 0);
                 theirs.use_as(name);
             }
         });
-        owned.take_back(&witness);
+        owned.take_back(&hazard_view);
         owned.store();
         owned.publish(2);
         user.join().unwrap();
@@ -156,7 +156,7 @@ fn so_is_the_holder_of_a_word() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_user_without_a_fence_is_missed() {
-    let steps = Steps { announce: |announcer| announcer.announce_without_fence(0, 0), ..RIGHT };
+    let steps = Steps { announce: |hazard_slots| hazard_slots.announce_without_fence(0, 0), ..RIGHT };
     run(Registration::none(), Registration::none(), steps);
 }
 
@@ -170,18 +170,18 @@ fn an_owner_without_a_barrier_misses_users() {
 #[should_panic(expected = "Causality violation")]
 fn who_looks_before_announcing_is_missed() {
     loom::model(|| {
-        let (announcer, witness) = sides(Registration::none(), Registration::none());
+        let (hazard_slots, hazard_view) = sides(Registration::none(), Registration::none());
         let owned = Arc::new(OwnedEntry::default());
         owned.publish(1);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
             let found = theirs.entry.get(1);
-            let _announced = announcer.announce(0, 0);
+            let _announced = hazard_slots.announce(0, 0);
             if found.is_some() {
                 theirs.store();
             }
         });
-        owned.take_back(&witness);
+        owned.take_back(&hazard_view);
         owned.store();
         user.join().unwrap();
     });

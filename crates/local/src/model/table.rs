@@ -54,21 +54,21 @@ fn run(look: fn(&OwnedTable, EntryContents)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(4);
     model.check(move || {
-        let (announcer, witness) = sides();
+        let (hazard_slots, hazard_view) = sides();
         let owned = Arc::new(OwnedTable::default());
         owned.contents.publish(Kind::Pair, INDEX, NAME, FIRST);
         let theirs = owned.clone();
         let user = thread::spawn(move || {
             let found = get(&theirs);
             for _ in 0..2 {
-                let announced = announcer.announce(crate::announce::NOTHING, INDEX as u32);
+                let announced = hazard_slots.announce(crate::announce::NOTHING, INDEX as u32);
                 look(&theirs, found);
                 drop(announced);
             }
         });
         owned.contents.withdraw(Kind::Pair, INDEX);
-        barrier([&witness].into_iter());
-        while witness.is_announced(Kind::Pair, INDEX) {
+        barrier([&hazard_view].into_iter());
+        while hazard_view.is_announced(Kind::Pair, INDEX) {
             thread::yield_now();
         }
         owned.use_memory();

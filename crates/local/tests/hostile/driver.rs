@@ -62,7 +62,7 @@ pub(crate) struct ReadCount {
 
 /// What one byte chooses of what a side can do. Whatever stands in the segment, it comes back, and lengths are within bounds.
 pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut ReadCount) {
-    let Parts { producer, consumer, announcer, witness } = parts;
+    let Parts { producer, consumer, hazard_slots, hazard_view } = parts;
     let mut bytes = [0x5A; MAX_RECORD + 1];
     // Mostly short ones, of which there are more in a ring.
     let len = len % if choice & 16 == 0 { 200 } else { MAX_RECORD + 1 };
@@ -88,8 +88,8 @@ pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut ReadCou
                 producer.awake();
             }
             // There is a word for it, whatever the other side has written there.
-            let announced = announcer.announce(len as u32, choice.into()).unwrap();
-            witness.is_announced(if choice & 8 == 0 { Kind::Key } else { Kind::Pair }, len);
+            let announced = hazard_slots.announce(len as u32, choice.into()).unwrap();
+            hazard_view.is_announced(if choice & 8 == 0 { Kind::Key } else { Kind::Pair }, len);
             drop(announced);
         }
         4 => {

@@ -58,7 +58,7 @@ pub(crate) fn use_and_take_back(registrations: [Registration; 2], own_word: bool
             );
         });
     };
-    let witness = segment.parts().witness;
+    let hazard_view = segment.parts().hazard_view;
     let index = INDEX as usize;
     let end = Instant::now() + Duration::from_millis(300);
     let mut name = 0;
@@ -74,8 +74,8 @@ pub(crate) fn use_and_take_back(registrations: [Registration; 2], own_word: bool
             std::hint::spin_loop();
         }
         table.withdraw(kind, index);
-        announce::barrier(once(&witness));
-        wait(|| !witness.is_announced(kind, index));
+        announce::barrier(once(&hazard_view));
+        wait(|| !hazard_view.is_announced(kind, index));
         shared.lent.0.store(name.into(), Relaxed);
         for _ in 0..100 {
             assert_eq!(shared.lent.0.load(Relaxed), name.into(), "a store has come late");
@@ -95,13 +95,13 @@ fn wait(until: impl Fn() -> bool) {
 }
 
 fn visit(shared: &SharedLines, foreign: &Foreign, parts: Parts, own_word: bool, kind: Kind) {
-    let announcer = std::sync::Arc::new(parts.announcer);
-    let mut lane = announcer.reserve().unwrap();
+    let hazard_slots = std::sync::Arc::new(parts.hazard_slots);
+    let mut slot = hazard_slots.reserve().unwrap();
     let (key, pair) = if kind == Kind::Key { (INDEX, NOTHING) } else { (NOTHING, INDEX) };
     while shared.done.0.load(Relaxed) == 0 {
         let name = shared.name.0.load(Relaxed) as u32;
         let announced =
-            if own_word { lane.announce(key, pair) } else { announcer.announce(key, pair).unwrap() };
+            if own_word { slot.announce(key, pair) } else { hazard_slots.announce(key, pair).unwrap() };
         if let Some((_, words)) = foreign.get(kind, INDEX as usize, name) {
             assert_eq!(words, [u64::from(name); 7], "words of another publication");
             shared.lent.0.store(VISITOR, Relaxed);
@@ -127,9 +127,9 @@ pub(crate) fn membarrier_is_refused() {
             assert!(second.producer.peer_sleeps());
             first.consumer.awake();
             assert!(second.consumer.prepare_to_sleep());
-            announce::barrier([&first.witness, &second.witness].into_iter());
-            let announced = second.announcer.announce(1, 2).unwrap();
-            assert!(first.witness.is_announced(Kind::Key, 1));
+            announce::barrier([&first.hazard_view, &second.hazard_view].into_iter());
+            let announced = second.hazard_slots.announce(1, 2).unwrap();
+            assert!(first.hazard_view.is_announced(Kind::Key, 1));
             drop(announced);
         });
     };

@@ -196,10 +196,10 @@ impl<T: Traffic> Channel<T> {
         parts: Parts,
         counts_alone: bool,
     ) -> Result<Arc<Self>> {
-        let Parts { process, producer, consumer, announcer, witness, theirs, ours, reads, connection } =
+        let Parts { process, producer, consumer, hazard_slots, hazard_view, theirs, ours, reads, connection } =
             parts;
         let (keys, of) = (&traffic.engine()?.keys, (process, connection.is_none()));
-        let neighbour = Neighbour::new(of, reads, (announcer, witness), producer.loans(), keys);
+        let neighbour = Neighbour::new(of, reads, (hazard_slots, hazard_view), producer.loans(), keys);
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
             traffic,
