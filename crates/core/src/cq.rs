@@ -33,7 +33,7 @@ pub trait Lane: Send + Sync {
     fn lasts(&self) -> bool {
         false
     }
-    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must be on guard.
+    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must watch the lane.
     fn arm(&self);
     /// Whoever polls the queue from now on serves one-sided requests, too: the background thread keeps off while polls go on.
     fn serve(&self) {}

@@ -34,12 +34,12 @@ pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod gathering;
-pub mod guard;
 pub mod heard;
 pub mod helpers;
 pub mod inlet;
 pub mod inspect;
 pub mod interfaces;
+pub mod lane_watch;
 pub mod late;
 pub mod lock;
 pub mod log;

@@ -38,7 +38,7 @@ pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
     /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::attend`]).
-    /// The source must not leave the work to threads that poll: nobody else is on guard.
+    /// The source must not leave the work to threads that poll: nobody else watches.
     fn attended(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
     }

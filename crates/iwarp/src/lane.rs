@@ -1,6 +1,6 @@
 //! Lanes: the connections whose receives complete on one completion queue, drained together by its polls.
 //!
-//! Whether the background thread watches them, too, is for the lane's [guard](adverb_core::guard) to say.
+//! Whether the background thread watches them, too, is for the lane's [watch](adverb_core::lane_watch) to say.
 
 use crate::endpoint::{By, Endpoint, Receipt};
 use crate::gather;
@@ -9,7 +9,7 @@ use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, ForkGeneration};
 use adverb_core::gathering::{Gathering, Gathers};
-use adverb_core::guard::{Guard, GuardedLane};
+use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::Reactor;
@@ -39,7 +39,7 @@ impl Lanes {
         }
         let lane = Arc::new_cyclic(|this: &Weak<Lane>| Lane {
             members: RwLock::default(),
-            guard: Guard::new(this.clone(), reactor),
+            lane_watch: LaneWatch::new(this.clone(), reactor),
             gathering: Gathering::new(this.clone(), reactor, gather::LOOKS),
             host: host.clone(),
             seen: Lock::default(),
@@ -70,7 +70,7 @@ impl Lanes {
 pub(crate) struct Lane {
     members: RwLock<Members>,
     /// Says whether the background thread watches the lane's sockets.
-    guard: Arc<Guard>,
+    lane_watch: Arc<LaneWatch>,
     /// Says whether posts wait to be gathered.
     gathering: Arc<Gathering>,
     /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
@@ -139,7 +139,7 @@ impl Lane {
         members.ask(endpoint.clone(), fd);
         drop(members);
         self.asks_sockets();
-        self.guard.arm();
+        self.lane_watch.arm();
     }
 
     /// Polls ask the sockets again.
@@ -161,7 +161,7 @@ impl Lane {
         drop(members);
         if leaves {
             self.leaves_sockets.store(true, Ordering::SeqCst);
-            self.guard.arm();
+            self.lane_watch.arm();
         }
     }
 
@@ -193,7 +193,7 @@ impl Lane {
 
     /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it came.
     pub(crate) fn settle(&self, endpoint: &Endpoint) {
-        self.guard.hold(|armed| endpoint.watch(armed));
+        self.lane_watch.hold(|armed| endpoint.watch(armed));
     }
 
     /// A connection has ended: its socket is not asked any more.
@@ -208,7 +208,7 @@ impl Lane {
 
     /// A member's socket is full. Not within polls, which hold the members.
     pub(crate) fn waits_for_room(&self) {
-        self.guard.waits_for_room();
+        self.lane_watch.waits_for_room();
     }
 
     /// The queue pair is gone.
@@ -221,7 +221,7 @@ impl Lane {
     /// The background thread has received for a member.
     pub(crate) fn received_in_background(&self) {
         self.asks_sockets();
-        self.guard.received_in_background();
+        self.lane_watch.received_in_background();
     }
 
     /// Says whether posts wait to be gathered.
@@ -239,7 +239,7 @@ impl Lane {
 
     /// Whether the background thread watches.
     pub(crate) fn is_armed(&self) -> bool {
-        self.guard.is_armed()
+        self.lane_watch.is_armed()
     }
 }
 
@@ -271,7 +271,7 @@ impl CqLane for Lane {
             }
             return worked | self.host.hub.copies.poll();
         }
-        self.guard.polled();
+        self.lane_watch.polled();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
         if takes {
             members.send_off();
@@ -297,35 +297,35 @@ impl CqLane for Lane {
             self.found_nothing();
         }
         if all.worked {
-            self.guard.weigh(all.one_sided);
+            self.lane_watch.weigh(all.one_sided);
         }
         if full {
-            self.guard.waits_for_room();
+            self.lane_watch.waits_for_room();
         }
         worked | all.worked | self.host.hub.copies.poll()
     }
 
     fn arm(&self) {
         self.rest();
-        self.guard.arm();
+        self.lane_watch.arm();
         self.host.hub.channels.arm();
     }
 
     fn serve(&self) {
         self.is_attended.store(true, Ordering::SeqCst);
-        self.guard.serve();
+        self.lane_watch.serve();
     }
 
     fn attend(&self) {
         self.rest();
         self.asks_sockets();
-        self.guard.attend();
+        self.lane_watch.attend();
         // These have no descriptors for the program: the background thread takes in what comes by them.
         self.host.hub.channels.arm();
     }
 
     fn leave(&self) {
-        self.guard.leave();
+        self.lane_watch.leave();
     }
 
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
@@ -347,12 +347,12 @@ impl Gathers for Lane {
         let full = members.wait_for_room();
         drop(members);
         if full {
-            self.guard.waits_for_room();
+            self.lane_watch.waits_for_room();
         }
     }
 }
 
-impl GuardedLane for Lane {
+impl WatchedLane for Lane {
     fn watch(&self, on: bool) {
         for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
             member.watch(on);

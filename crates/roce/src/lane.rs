@@ -2,7 +2,7 @@
 //!
 //! The queue pairs whose receives complete on one completion queue share a lane, so polling that queue drains just their socket. Whoever
 //! gets the receive try-lock takes in what has arrived, whoever gets the transmit try-lock sends for everybody and looks again after letting
-//! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::guard`]).
+//! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::lane_watch`]).
 
 use crate::batch::{Batch, FlushOutcome, Way};
 use crate::endpoint::Endpoint;
@@ -19,7 +19,7 @@ use crate::{lock, lock_until};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::gathering::{Gathering, Gathers};
-use adverb_core::guard::{Guard, GuardedLane};
+use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::rings::{Rings, WorkNote};
@@ -84,7 +84,7 @@ pub(crate) struct Lane {
     is_being_polled: AtomicBool,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
-    guard: OnceLock<Arc<Guard>>,
+    lane_watch: OnceLock<Arc<LaneWatch>>,
     /// Posts that wait to be gathered.
     gathering: OnceLock<Arc<Gathering>>,
     token: OnceLock<Token>,
@@ -143,7 +143,7 @@ impl Lane {
             vain: AtomicU32::new(0),
             is_being_polled: AtomicBool::new(false),
             by_network: AtomicU32::new(0),
-            guard: OnceLock::new(),
+            lane_watch: OnceLock::new(),
             gathering: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
@@ -153,7 +153,7 @@ impl Lane {
         });
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Lane> = Arc::downgrade(&lane);
-        let _ = lane.guard.set(Guard::new(weak.clone(), reactor));
+        let _ = lane.lane_watch.set(LaneWatch::new(weak.clone(), reactor));
         let _ = lane.gathering.set(Gathering::new(weak, reactor, 1));
         let token = reactor.add_arrival(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
         let _ = lane.token.set(token);
@@ -165,7 +165,7 @@ impl Lane {
         if more {
             self.by_network.fetch_add(1, Ordering::Relaxed);
         } else if self.by_network.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.guard().arm();
+            self.lane_watch().arm();
         }
     }
 
@@ -192,8 +192,8 @@ impl Lane {
         self.place.get().copied().unwrap_or(0)
     }
 
-    fn guard(&self) -> &Arc<Guard> {
-        self.guard.get().expect("set when the lane was made")
+    fn lane_watch(&self) -> &Arc<LaneWatch> {
+        self.lane_watch.get().expect("set when the lane was made")
     }
 
     /// Posts of its queue pairs that wait to be gathered.
@@ -242,9 +242,9 @@ impl Lane {
                 manage(management);
             }
             if worked && by != By::Background {
-                self.guard().weigh(one_sided);
+                self.lane_watch().weigh(one_sided);
             }
-            if more && self.guard().is_armed() {
+            if more && self.lane_watch().is_armed() {
                 // Others get their turn first; the rest is reported anew.
                 self.set_interest(READABLE | EDGE);
             }
@@ -266,7 +266,7 @@ impl Lane {
     #[inline]
     fn visit(&self, by: By) -> bool {
         self.is_being_polled.store(true, Ordering::Relaxed);
-        self.guard().polled();
+        self.lane_watch().polled();
         if self.gathering().polled() {
             self.transmit();
         }
@@ -564,7 +564,7 @@ impl Lane {
             if self.is_full.swap(true, Ordering::SeqCst) {
                 return false;
             }
-            self.guard().arm();
+            self.lane_watch().arm();
             self.set_interest(READABLE | EDGE);
         }
     }
@@ -747,7 +747,7 @@ impl Lane {
             return;
         }
         if self.receive(By::Background) {
-            self.guard().received_in_background();
+            self.lane_watch().received_in_background();
             self.settle();
         } else {
             self.acknowledge_soon();
@@ -813,7 +813,7 @@ impl CqLane for Lane {
     }
 
     fn arm(&self) {
-        self.guard().arm();
+        self.lane_watch().arm();
         self.net.local.hub.channels.arm();
         if self.gathering().rest() {
             self.transmit();
@@ -828,7 +828,7 @@ impl Gathers for Lane {
     }
 }
 
-impl GuardedLane for Lane {
+impl WatchedLane for Lane {
     fn watch(&self, on: bool) {
         let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) else { return };
         if on {
@@ -856,7 +856,7 @@ impl GuardedLane for Lane {
 impl Source for Lane {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         // A lane that the polls serve is looked at again when they stop, and what has arrived meanwhile reported anew.
-        self.is_ready(readiness, || self.guard().leave_to_polls());
+        self.is_ready(readiness, || self.lane_watch().switch_to_polls());
     }
 
     fn attended(self: Arc<Self>, readiness: Readiness) {

@@ -57,7 +57,7 @@ impl<T: Traffic> Channels<T> {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The program is about to sleep: the background thread is on guard everywhere.
+    /// The program is about to sleep: the background thread watches all channels.
     pub fn arm(&self) {
         if self.any() {
             // Not with the list's lock: a channel may be busy for a while, and others want to come in.

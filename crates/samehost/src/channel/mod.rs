@@ -1,7 +1,7 @@
 //! A channel: what two processes of one host send each other without the network, in both directions.
 //!
 //! It carries records of a transport's ([`Traffic`]): of all its connections between the two. It is drained by a thread that polls and gets its lock, or else by the
-//! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
+//! background thread, which watches it as it does a socket ([`adverb_core::lane_watch`]). While the background thread watches, the other side rings a doorbell.
 
 mod all;
 mod payload;
@@ -16,7 +16,7 @@ use crate::parts::Parts;
 use adverb_core::counters::Counters;
 use adverb_core::engine::Engine;
 use adverb_core::error::Result;
-use adverb_core::guard::{Guard, GuardedLane};
+use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::log;
 use adverb_core::reactor::{self, Readiness, Token};
@@ -146,7 +146,7 @@ pub struct Channel<T: Traffic> {
     /// Queue pairs that wait for room.
     waiting: Mutex<Vec<Arc<T::Sender>>>,
     is_waited_for: AtomicBool,
-    guard: OnceLock<Arc<Guard>>,
+    lane_watch: OnceLock<Arc<LaneWatch>>,
     token: OnceLock<Token>,
 }
 
@@ -180,7 +180,7 @@ impl<T: Traffic> Channel<T> {
         let channel = Self::build(traffic, (outgoing, incoming), parts, counts_alone)?;
         let reactor = &channel.traffic.engine()?.reactor;
         let weak: Weak<Self> = channel.this.clone();
-        let _ = channel.guard.set(Guard::new(weak, reactor));
+        let _ = channel.lane_watch.set(LaneWatch::new(weak, reactor));
         let token = reactor.add_arrival(channel.ours.as_fd().as_raw_fd(), CHANGES, channel.clone())?;
         let _ = channel.token.set(token);
         channel.watch(true);
@@ -219,13 +219,13 @@ impl<T: Traffic> Channel<T> {
             overlooked: RareWorkNote::default(),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
-            guard: OnceLock::new(),
+            lane_watch: OnceLock::new(),
             token: OnceLock::new(),
         }))
     }
 
-    fn guard(&self) -> &Arc<Guard> {
-        self.guard.get().expect("set when the channel was made")
+    fn lane_watch(&self) -> &Arc<LaneWatch> {
+        self.lane_watch.get().expect("set when the channel was made")
     }
 
     /// The transport's part of the channel.
@@ -284,13 +284,13 @@ impl<T: Traffic> Channel<T> {
     /// A poll looks at the channel. `lane`: the address of the lane that is polled. Returns whether anything had come.
     #[inline]
     pub fn poll(&self, lane: usize) -> bool {
-        self.guard().polled();
+        self.lane_watch().polled();
         let mut worked = false;
         if self.glance.is_wanted(self.position.load(Ordering::Relaxed)) {
             let taken = self.drain(lane);
             worked = taken.worked;
             if worked {
-                self.guard().weigh(taken.one_sided);
+                self.lane_watch().weigh(taken.one_sided);
             }
         }
         if self.is_waited_for.load(Ordering::Relaxed) {
@@ -360,7 +360,7 @@ impl<T: Traffic> Channel<T> {
 
     /// Has the background thread watch the channel: the program is about to sleep.
     pub fn arm(&self) {
-        self.guard().arm();
+        self.lane_watch().arm();
     }
 
     /// Takes in what has come before this call, though another thread be at it. Bounded: the other side may say for ever that there is more.
@@ -446,14 +446,14 @@ impl<T: Traffic> Channel<T> {
         drop(rx);
         let taken = self.drain(0);
         if taken.worked {
-            self.guard().received_in_background();
-            if taken.long && !taken.one_sided && self.guard().give_way() {
+            self.lane_watch().received_in_background();
+            if taken.long && !taken.one_sided && self.lane_watch().yield_to_polls() {
                 return;
             }
         } else {
             self.traffic.found_nothing();
         }
-        self.guard().hold(|armed| {
+        self.lane_watch().hold(|armed| {
             if armed {
                 self.watch(true);
             }
@@ -485,7 +485,7 @@ impl<T: Traffic> NeighbourLink for Channel<T> {
     }
 }
 
-impl<T: Traffic> GuardedLane for Channel<T> {
+impl<T: Traffic> WatchedLane for Channel<T> {
     fn watch(&self, on: bool) {
         let mut rx = self.rx.lock();
         if !on {
@@ -507,7 +507,7 @@ impl<T: Traffic> GuardedLane for Channel<T> {
 
 impl<T: Traffic> reactor::Source for Channel<T> {
     fn ready(self: Arc<Self>, _: Readiness) {
-        self.rung(|| self.guard().leave_to_polls());
+        self.rung(|| self.lane_watch().switch_to_polls());
     }
 
     fn attended(self: Arc<Self>, _: Readiness) {

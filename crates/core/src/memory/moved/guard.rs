@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 /// The program's side of it. The thread stays as long as the process does.
-pub(super) struct Guard {
+pub(super) struct PageGuard {
     watch: Arc<Watch>,
     own: Vec<(usize, usize)>,
 }
@@ -53,7 +53,7 @@ struct Room {
     runners: Runners,
 }
 
-impl Guard {
+impl PageGuard {
     /// Starts it, and tries whether it sees what it has to see: else it is blind.
     pub(super) fn start(
         helpers: &'static Helpers,

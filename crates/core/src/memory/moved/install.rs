@@ -5,7 +5,7 @@
 
 use super::Refusal;
 use super::calls;
-use super::guard::Guard;
+use super::guard::PageGuard;
 use super::userfault::{Mode, Userfault};
 use crate::memory::copy;
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(super) struct Job {
 }
 
 /// Moves the pages, or leaves everything as it was. For the program's only thread ([`super::quiet::Alone`]).
-pub(super) fn install(job: &Job, faults: &Userfault, guard: &Guard) -> Result<(), Refusal> {
+pub(super) fn install(job: &Job, faults: &Userfault, guard: &PageGuard) -> Result<(), Refusal> {
     let pages = PageMap::of(job.page);
     let alias = Mapping::shared(job.length, job.descriptor, job.offset)?;
     guard.adopt(alias.address, job.length, job.offset)?;

@@ -46,7 +46,7 @@ use crate::helpers;
 use crate::setting;
 use crate::signals::SignalMask;
 use file::SharedFile;
-use guard::Guard;
+use guard::PageGuard;
 use install::Job;
 use ledger::{FilePlace, LEDGER, Line};
 use maps::FlaggedMappings;
@@ -265,7 +265,7 @@ impl State {
     }
 
     /// The guard, from the first use on.
-    fn guard(&mut self, page: usize) -> Result<&Guard, Refusal> {
+    fn guard(&mut self, page: usize) -> Result<&PageGuard, Refusal> {
         let helpers = helpers::CURRENT.get().ok_or(Refusal::Ended)?;
         let guard = match &mut self.guard {
             Some(guard) => guard,
@@ -274,7 +274,7 @@ impl State {
                     Some(file) => file,
                     none => none.insert(SharedFile::new()?),
                 };
-                none.insert(Guard::start(helpers, file, page)?)
+                none.insert(PageGuard::start(helpers, file, page)?)
             }
         };
         if guard.is_blind() { Err(guard.refusal()) } else { Ok(guard) }

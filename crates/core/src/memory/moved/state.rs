@@ -3,7 +3,7 @@
 use super::Refusal;
 use super::file::SharedFile;
 use super::fork::Copies;
-use super::guard::Guard;
+use super::guard::PageGuard;
 use super::own::Pieces;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 /// All that is known of moved memory.
 pub(super) struct State {
     pub(super) file: Option<SharedFile>,
-    pub(super) guard: Option<Guard>,
+    pub(super) guard: Option<PageGuard>,
     pub(super) own: Pieces,
     /// What a child is to have, while a fork is under way.
     pub(super) copies: Copies,

@@ -5,7 +5,7 @@
 //! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on. With one-sided traffic the lane is
 //! disarmed, too, but only when the thread has found time and again that it was woken in the middle of polls, and the looks are closer.
 //!
-//! Where whoever polls is ours (rsockets), the first poll that finds something disarms the lane, and a thread that sleeps does so on the
+//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane, and a thread that sleeps does so on the
 //! lane's own descriptors: it *attends*, and takes in itself what has come. Waking the background thread, to have it wake that one, would
 //! cost more than the message.
 
@@ -34,8 +34,8 @@ const WORTHWHILE: u32 = 64;
 /// So many looks in a row may find a thread in the middle of one and the same poll. After that it counts as kept from it, by a debugger, say.
 const LONGEST_POLL: u32 = 32;
 
-/// What a guard switches: the lane.
-pub trait GuardedLane: Send + Sync {
+/// A lane that a [`LaneWatch`] switches.
+pub trait WatchedLane: Send + Sync {
     /// Puts the lane's descriptors into the background thread's sight, or out of it.
     fn watch(&self, on: bool);
     /// Whether the lane may go out of sight.
@@ -55,8 +55,8 @@ pub trait GuardedLane: Send + Sync {
 }
 
 /// Decides whether the background thread watches a lane. Thread-safe.
-pub struct Guard {
-    lane: std::sync::Weak<dyn GuardedLane>,
+pub struct LaneWatch {
+    lane: std::sync::Weak<dyn WatchedLane>,
     timers: &'static dyn Timers,
     /// Whether the background thread watches.
     armed: AtomicBool,
@@ -77,10 +77,11 @@ pub struct Guard {
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
     attendants: AtomicU32,
-    watch: Mutex<Watch>,
+    timer: Mutex<LookTimer>,
 }
 
-struct Watch {
+/// The timer by which the background thread looks whether polls go on.
+struct LookTimer {
     seen: u32,
     pause: Duration,
     /// Looks since the lane was disarmed.
@@ -91,9 +92,9 @@ struct Watch {
     looking: bool,
 }
 
-impl Guard {
-    /// The guard of a lane that the background thread watches already.
-    pub fn new(lane: std::sync::Weak<dyn GuardedLane>, timers: &'static dyn Timers) -> Arc<Self> {
+impl LaneWatch {
+    /// The watch over a lane that the background thread watches already.
+    pub fn new(lane: std::sync::Weak<dyn WatchedLane>, timers: &'static dyn Timers) -> Arc<Self> {
         Arc::new(Self {
             lane,
             timers,
@@ -107,7 +108,7 @@ impl Guard {
             is_coincidence: AtomicBool::new(false),
             served: AtomicBool::new(false),
             attendants: AtomicU32::new(0),
-            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
+            timer: Mutex::new(LookTimer { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
         })
     }
 
@@ -123,7 +124,7 @@ impl Guard {
 
     /// The background thread has been woken: whether it had better leave the lane to the polls, which it has met here many times in a row.
     /// Then the lane is disarmed: it must leave it.
-    pub fn leave_to_polls(self: &Arc<Self>) -> bool {
+    pub fn switch_to_polls(self: &Arc<Self>) -> bool {
         let since = clock::ticks().saturating_sub(self.last_poll.load(Ordering::Relaxed));
         let is_being_polled = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
         let met = self.coincidences.load(Ordering::Relaxed);
@@ -142,7 +143,7 @@ impl Guard {
 
     /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
     /// Then the lane is disarmed: it must leave it. Whoever polls and sleeps in between is not fast enough.
-    pub fn give_way(self: &Arc<Self>) -> bool {
+    pub fn yield_to_polls(self: &Arc<Self>) -> bool {
         let seen = self.polls.load(Ordering::Relaxed);
         std::thread::yield_now();
         let polls = self.polls.load(Ordering::Relaxed).wrapping_sub(seen);
@@ -180,7 +181,7 @@ impl Guard {
         self.served.store(true, Ordering::Relaxed);
     }
 
-    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`Guard::leave`].
+    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`LaneWatch::leave`].
     pub fn attend(self: &Arc<Self>) {
         self.attendants.fetch_add(1, Ordering::SeqCst);
         // Before the caller looks what to wait for: see `waits_for_room`.
@@ -190,14 +191,14 @@ impl Guard {
         }
     }
 
-    /// The caller sleeps no more. If no polls follow, the background thread is on guard again.
+    /// The caller sleeps no more. If no polls follow, the background thread watches again.
     pub fn leave(self: &Arc<Self>) {
         self.attendants.fetch_sub(1, Ordering::SeqCst);
         self.look_soon();
     }
 
     /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no polls follow, the background
-    /// thread is on guard again. With no lock of the lane held.
+    /// thread watches again. With no lock of the lane held.
     pub fn waits_for_room(self: &Arc<Self>) {
         // Either an attendant that comes now finds that something waits for room, or it is found here.
         fence(Ordering::SeqCst);
@@ -209,12 +210,12 @@ impl Guard {
 
     /// Sees to it that somebody looks whether polls go on.
     fn look_soon(self: &Arc<Self>) {
-        let mut watch = self.lock();
-        if !self.armed.load(Ordering::SeqCst) && !watch.looking {
-            watch.seen = self.polls.load(Ordering::Relaxed);
-            watch.looking = self.timers.set_timer(watch.pause, self.clone()).is_ok();
-            if !watch.looking {
-                self.arm_locked(&watch);
+        let mut timer = self.lock();
+        if !self.armed.load(Ordering::SeqCst) && !timer.looking {
+            timer.seen = self.polls.load(Ordering::Relaxed);
+            timer.looking = self.timers.set_timer(timer.pause, self.clone()).is_ok();
+            if !timer.looking {
+                self.arm_locked(&timer);
             }
         }
     }
@@ -239,7 +240,7 @@ impl Guard {
     }
 
     /// The lock keeps two threads from arming and disarming in different orders.
-    fn arm_locked(&self, _: &Watch) {
+    fn arm_locked(&self, _: &LookTimer) {
         self.streak.store(0, Ordering::Relaxed);
         self.coincidences.store(0, Ordering::Relaxed);
         self.polls_serve.store(false, Ordering::Relaxed);
@@ -253,19 +254,19 @@ impl Guard {
     /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests included. The first look comes
     /// after `pause`.
     fn disarm(self: &Arc<Self>, polls_serve: bool, pause: Duration) -> bool {
-        let mut watch = self.lock();
+        let mut timer = self.lock();
         let Some(lane) = self.lane.upgrade() else { return false };
         if !lane.may_rest() || !self.armed.load(Ordering::SeqCst) {
             return false;
         }
-        watch.seen = self.polls.load(Ordering::Relaxed);
-        watch.pause = pause;
-        (watch.looks, watch.same) = (0, 0);
-        if !watch.looking {
+        timer.seen = self.polls.load(Ordering::Relaxed);
+        timer.pause = pause;
+        (timer.looks, timer.same) = (0, 0);
+        if !timer.looking {
             if self.timers.set_timer(pause, self.clone()).is_err() {
                 return false;
             }
-            watch.looking = true;
+            timer.looking = true;
         }
         self.polls_serve.store(polls_serve, Ordering::Relaxed);
         self.armed.store(false, Ordering::SeqCst);
@@ -273,32 +274,32 @@ impl Guard {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, LookTimer> {
+        self.timer.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-impl Source for Guard {
+impl Source for LaneWatch {
     fn ready(self: Arc<Self>, _: crate::reactor::Readiness) {}
 
     /// Looks whether the program still polls.
     fn timeout(self: Arc<Self>) {
-        let mut watch = self.lock();
-        watch.looking = false;
+        let mut timer = self.lock();
+        timer.looking = false;
         if self.armed.load(Ordering::SeqCst) {
             return;
         }
         let polls = self.polls.load(Ordering::Relaxed);
-        watch.same = if watch.seen != polls { 0 } else { watch.same + 1 };
+        timer.same = if timer.seen != polls { 0 } else { timer.same + 1 };
         let lasts = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
-        if watch.same == 0 || watch.same <= LONGEST_POLL && lasts() {
-            watch.seen = polls;
-            watch.looks += 1;
+        if timer.same == 0 || timer.same <= LONGEST_POLL && lasts() {
+            timer.seen = polls;
+            timer.looks += 1;
             if !self.polls_serve.load(Ordering::Relaxed) {
-                watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+                timer.pause = (timer.pause * 2).min(LONGEST_LOOK);
             }
-            if self.timers.set_timer(watch.pause, self.clone()).is_ok() {
-                watch.looking = true;
+            if self.timers.set_timer(timer.pause, self.clone()).is_ok() {
+                timer.looking = true;
                 return;
             }
         } else if self.attendants.load(Ordering::SeqCst) > 0
@@ -310,11 +311,11 @@ impl Source for Guard {
         if self.polls_serve.load(Ordering::Relaxed) {
             let wanted = self.wanted.load(Ordering::Relaxed);
             let wanted =
-                if watch.looks < WORTHWHILE { (wanted * 2).min(MOST_COINCIDENCES) } else { COINCIDENCES };
+                if timer.looks < WORTHWHILE { (wanted * 2).min(MOST_COINCIDENCES) } else { COINCIDENCES };
             self.wanted.store(wanted, Ordering::Relaxed);
         }
-        self.arm_locked(&watch);
-        drop(watch);
+        self.arm_locked(&timer);
+        drop(timer);
         if let Some(lane) = self.lane.upgrade() {
             lane.abandoned();
         }
@@ -334,7 +335,7 @@ mod tests {
         polled: AtomicBool,
     }
 
-    impl GuardedLane for Lane {
+    impl WatchedLane for Lane {
         fn watch(&self, on: bool) {
             self.watched.store(on, Ordering::SeqCst);
         }
@@ -364,33 +365,33 @@ mod tests {
     #[test]
     fn a_lane_is_left_to_a_poll_that_lasts_long_but_not_for_ever() {
         let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
-        let known: Arc<dyn GuardedLane> = lane.clone();
-        let guard = Guard::new(Arc::downgrade(&known), &Never);
+        let known: Arc<dyn WatchedLane> = lane.clone();
+        let watch = LaneWatch::new(Arc::downgrade(&known), &Never);
         // No poll so far.
-        assert!((0..2 * COINCIDENCES).all(|_| !guard.leave_to_polls()));
+        assert!((0..2 * COINCIDENCES).all(|_| !watch.switch_to_polls()));
         lane.polled.store(true, Ordering::SeqCst);
-        assert!((0..COINCIDENCES).any(|_| guard.leave_to_polls()), "time and again in the middle of a poll");
+        assert!((0..COINCIDENCES).any(|_| watch.switch_to_polls()), "time and again in the middle of a poll");
         assert!(!lane.watched.load(Ordering::SeqCst));
         for look in 0..LONGEST_POLL {
-            guard.clone().timeout();
-            assert!(!guard.is_armed(), "look {look}");
+            watch.clone().timeout();
+            assert!(!watch.is_armed(), "look {look}");
         }
-        guard.polled();
-        guard.clone().timeout();
-        assert!(!guard.is_armed(), "another poll");
-        (0..=LONGEST_POLL).for_each(|_| guard.clone().timeout());
-        assert!(guard.is_armed() && lane.watched.load(Ordering::SeqCst), "kept from going on");
+        watch.polled();
+        watch.clone().timeout();
+        assert!(!watch.is_armed(), "another poll");
+        (0..=LONGEST_POLL).for_each(|_| watch.clone().timeout());
+        assert!(watch.is_armed() && lane.watched.load(Ordering::SeqCst), "kept from going on");
     }
 
     #[test]
     fn a_wake_up_that_meets_no_poll_takes_back_some_of_those_that_do() {
         let lane = Arc::new(Lane::default());
-        let known: Arc<dyn GuardedLane> = lane.clone();
-        let guard = Guard::new(Arc::downgrade(&known), &Never);
-        guard.wanted.store(4 * COINCIDENCES, Ordering::Relaxed);
+        let known: Arc<dyn WatchedLane> = lane.clone();
+        let watch = LaneWatch::new(Arc::downgrade(&known), &Never);
+        watch.wanted.store(4 * COINCIDENCES, Ordering::Relaxed);
         let wake = |meets: bool| {
             lane.polled.store(meets, Ordering::SeqCst);
-            guard.leave_to_polls()
+            watch.switch_to_polls()
         };
         assert!((0..2 * COINCIDENCES).all(|_| !wake(true)));
         assert!(!wake(false));
@@ -403,14 +404,14 @@ mod tests {
         for amid_polls in [true, false] {
             let lane = Arc::new(Lane::default());
             lane.polled.store(amid_polls, Ordering::SeqCst);
-            let known: Arc<dyn GuardedLane> = lane.clone();
-            let guard = Guard::new(Arc::downgrade(&known), &Never);
-            (1..STREAK).for_each(|_| guard.weigh(false));
-            assert!(!guard.leave_to_polls());
-            guard.received_in_background();
-            assert!(guard.is_armed());
-            guard.weigh(false);
-            assert_eq!(guard.is_armed(), !amid_polls);
+            let known: Arc<dyn WatchedLane> = lane.clone();
+            let watch = LaneWatch::new(Arc::downgrade(&known), &Never);
+            (1..STREAK).for_each(|_| watch.weigh(false));
+            assert!(!watch.switch_to_polls());
+            watch.received_in_background();
+            assert!(watch.is_armed());
+            watch.weigh(false);
+            assert_eq!(watch.is_armed(), !amid_polls);
         }
     }
 
@@ -418,18 +419,18 @@ mod tests {
     fn what_takes_long_is_left_to_polls_where_there_are_any() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
-        let known: Arc<dyn GuardedLane> = lane.clone();
-        let guard = Guard::new(Arc::downgrade(&known), reactor);
-        assert!(!guard.give_way() && guard.is_armed() && lane.watched.load(Ordering::SeqCst));
+        let known: Arc<dyn WatchedLane> = lane.clone();
+        let watch = LaneWatch::new(Arc::downgrade(&known), reactor);
+        assert!(!watch.yield_to_polls() && watch.is_armed() && lane.watched.load(Ordering::SeqCst));
         let ended = AtomicBool::new(false);
         let end = Instant::now() + Duration::from_secs(20);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !ended.load(Ordering::SeqCst) && Instant::now() < end {
-                    guard.polled();
+                    watch.polled();
                 }
             });
-            while !guard.give_way() && Instant::now() < end {}
+            while !watch.yield_to_polls() && Instant::now() < end {}
             ended.store(true, Ordering::SeqCst);
         });
         assert!(Instant::now() < end, "there were polls");
@@ -439,33 +440,33 @@ mod tests {
     fn who_sleeps_is_left_alone_unless_something_waits_for_room() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane::default());
-        let known: Arc<dyn GuardedLane> = lane.clone();
-        let guard = Guard::new(Arc::downgrade(&known), reactor);
+        let known: Arc<dyn WatchedLane> = lane.clone();
+        let watch = LaneWatch::new(Arc::downgrade(&known), reactor);
         let armed_soon = || {
             let end = Instant::now() + Duration::from_secs(20);
-            // It is watched a moment after the guard says that it is armed.
-            let is_watched = || guard.is_armed() && lane.watched.load(Ordering::SeqCst);
+            // It is watched a moment after the watch says that it is armed.
+            let is_watched = || watch.is_armed() && lane.watched.load(Ordering::SeqCst);
             while !is_watched() && Instant::now() < end {
                 std::thread::yield_now();
             }
             is_watched()
         };
-        guard.attend();
-        guard.clone().timeout();
-        assert!(!guard.is_armed());
+        watch.attend();
+        watch.clone().timeout();
+        assert!(!watch.is_armed());
         lane.full.store(true, Ordering::SeqCst);
-        guard.waits_for_room();
+        watch.waits_for_room();
         assert!(armed_soon());
         // Another thread comes and goes.
-        guard.attend();
-        guard.leave();
+        watch.attend();
+        watch.leave();
         assert!(armed_soon());
         lane.full.store(false, Ordering::SeqCst);
-        guard.attend();
-        guard.clone().timeout();
-        assert!(!guard.is_armed());
-        guard.leave();
-        guard.leave();
+        watch.attend();
+        watch.clone().timeout();
+        assert!(!watch.is_armed());
+        watch.leave();
+        watch.leave();
         assert!(armed_soon(), "nobody sleeps, and nobody polls");
     }
 }

@@ -3,7 +3,7 @@
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
 use crate::error::Result;
-use crate::guard::{Guard, GuardedLane};
+use crate::lane_watch::{LaneWatch, WatchedLane};
 use crate::reactor::{Source, Timers};
 use crate::sync::{AtomicBool, Ordering};
 use loom::sync::Mutex;
@@ -42,7 +42,7 @@ struct Lane {
     is_full: AtomicBool,
 }
 
-impl GuardedLane for Lane {
+impl WatchedLane for Lane {
     fn watch(&self, on: bool) {
         self.kernel.state.lock().unwrap().is_watched = on;
         // What is there already is reported.
@@ -57,7 +57,7 @@ impl GuardedLane for Lane {
 struct World {
     kernel: &'static Kernel,
     lane: Arc<Lane>,
-    guard: Arc<Guard>,
+    watch: Arc<LaneWatch>,
 }
 
 impl World {
@@ -66,7 +66,7 @@ impl World {
         kernel.state.lock().unwrap().is_watched = true;
         let lane = Arc::new(Lane { kernel, is_full: AtomicBool::new(false) });
         let weak: Weak<Lane> = Arc::downgrade(&lane);
-        Arc::new(Self { kernel, lane, guard: Guard::new(weak, kernel) })
+        Arc::new(Self { kernel, lane, watch: LaneWatch::new(weak, kernel) })
     }
 
     fn arrive(&self) {
@@ -98,9 +98,9 @@ impl World {
         }
     }
 
-    /// Interest is what the guard says.
+    /// Interest is what the watch says.
     fn check(&self) {
-        assert_eq!(self.kernel.state.lock().unwrap().is_watched, self.guard.is_armed());
+        assert_eq!(self.kernel.state.lock().unwrap().is_watched, self.watch.is_armed());
     }
 }
 
@@ -129,19 +129,19 @@ fn run(first: fn(&World), second: Option<fn(&World)>) {
 
 /// Polls that find something, of a lane that is disarmed by the first of them.
 fn polls(world: &World) {
-    world.guard.serve();
-    world.guard.polled();
-    world.guard.weigh(false);
+    world.watch.serve();
+    world.watch.polled();
+    world.watch.weigh(false);
 }
 
 /// A sleep on the lane's own descriptors that something else ends.
 fn sleeps(world: &World) {
-    world.guard.attend();
-    world.guard.leave();
+    world.watch.attend();
+    world.watch.leave();
 }
 
 fn arms(world: &World) {
-    world.guard.arm();
+    world.watch.arm();
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_lane_at_which_nobody_sleeps_any_more_is_watched() {
 }
 
 #[test]
-fn who_arms_and_who_disarms_end_as_the_guard_says() {
+fn who_arms_and_who_disarms_end_as_the_watch_says() {
     run(polls, Some(arms));
     run(sleeps, Some(arms));
 }
@@ -176,16 +176,16 @@ fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
         let threads = [
             thread::spawn(move || {
                 sender.lane.is_full.store(true, Ordering::Relaxed);
-                sender.guard.waits_for_room();
+                sender.watch.waits_for_room();
             }),
             thread::spawn(move || background.look()),
         ];
-        world.guard.attend();
+        world.watch.attend();
         let asked = world.lane.is_full.load(Ordering::Relaxed);
         for thread in threads {
             thread.join().unwrap();
         }
         world.look();
-        assert!(asked || world.guard.is_armed(), "nobody waits for room");
+        assert!(asked || world.watch.is_armed(), "nobody waits for room");
     });
 }
