@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// So many are kept before it is looked who has gone; then, whenever their number has doubled.
+/// The number of connections at which the table looks for processes that have gone. It looks again whenever the number has doubled.
 const FEW: usize = 16;
-/// So many connections are kept before it is looked who has gone; then, whenever their number has doubled.
+/// The most connections that are kept.
 const MOST: usize = 1024;
 
 /// Open connections to other processes of the host, by the key that names each process. They are kept for later messages.

@@ -39,7 +39,7 @@ struct Last {
 #[derive(Clone)]
 struct Road {
     way: Way,
-    /// The most connections that are kept.
+    /// The process that the datagrams go to. None for groups, and within the host.
     peer: Option<Arc<Peer>>,
     carrier: Carrier,
 }

@@ -76,7 +76,7 @@ pub(crate) trait Observer: Send + Sync {
 
 /// What the protocol knows of the queue pair.
 pub(crate) struct EndpointState {
-    /// The process that the datagrams go to. None for groups, and within the host.
+    /// The state as the program last set it, or as the protocol changed it.
     pub(crate) state: State,
     pub(crate) cursor: SendCursor,
     pub(crate) kind: EndpointKind,

@@ -137,7 +137,7 @@ impl Source<'_> {
         self.len() == 0
     }
 
-    /// The payload is not needed any more.
+    /// Gives the payload back, which is not needed any more.
     #[inline]
     pub fn finish(&self) {
         if let Source::Process { claim, .. } = self {

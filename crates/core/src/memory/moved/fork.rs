@@ -39,7 +39,7 @@ impl Copies {
         self.count * size_of::<Copy>()
     }
 
-    /// Room for the copies. None where there is no memory.
+    /// Puts a list of copies into pages of its own. None where there is no memory.
     fn of(list: &[Copy]) -> Option<Self> {
         if list.is_empty() {
             return Some(Self::none());
