@@ -57,15 +57,15 @@ impl Load {
     }
 }
 
-/// A route with what the CRC of its packets begins with.
+/// A route, and the part of the invariant CRC that all its packets begin with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct PacketRoute {
     pub(crate) route: Route,
     crc: FlowCrc,
 }
 
-impl Way {
-    /// The way along `route` for packets that leave from the UDP port `source_port`.
+impl PacketRoute {
+    /// The route `route` for packets that leave from the UDP port `source_port`.
     pub(crate) fn new(route: Route, source_port: u16) -> Self {
         let flow = Flow {
             source: route.source,
@@ -158,7 +158,7 @@ impl Batch {
     #[inline]
     pub(crate) fn add<E>(
         &mut self,
-        way: &Way,
+        packet_route: &PacketRoute,
         headers: &[u8],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -177,19 +177,20 @@ impl Batch {
         let size = end + ICRC_LEN - start;
         let joins_any = self.segments && !std::mem::take(&mut self.apart);
         let place = match self.trains.last_mut() {
-            Some(train) if joins_any && joins(train, way, start, size) => {
+            Some(train) if joins_any && joins(train, packet_route, start, size) => {
                 train.end = end + ICRC_LEN;
                 train.count += 1;
                 train.count - 1
             }
             _ => {
-                let train = Train { route: way.route, start, end: end + ICRC_LEN, segment: size, count: 1 };
+                let train =
+                    Train { route: packet_route.route, start, end: end + ICRC_LEN, segment: size, count: 1 };
                 self.trains.push(train);
                 0
             }
         };
         // The kernel numbers the datagrams of a train.
-        let mut crc = way.crc.seed(place as u16, size);
+        let mut crc = packet_route.crc.seed(place as u16, size);
         crc.begin(&self.bytes[start..end]);
         self.bytes[end..end + ICRC_LEN].copy_from_slice(&crc.finish().to_le_bytes());
         self.end = end + ICRC_LEN;
@@ -270,13 +271,13 @@ impl Batch {
 }
 
 /// Whether a packet of `size` bytes at `start` continues the train: all are of one size, but the last may be shorter.
-fn joins(train: &Train, way: &Way, start: usize, size: usize) -> bool {
+fn joins(train: &Train, packet_route: &PacketRoute, start: usize, size: usize) -> bool {
     train.end == start
         && size <= train.segment
         && train.count < MOST_SEGMENTS
         && train.end - train.start == train.segment * train.count
         && start + size - train.start <= LONGEST_TRAIN
-        && train.route == way.route
+        && train.route == packet_route.route
 }
 
 #[cfg(test)]
@@ -302,7 +303,7 @@ mod tests {
                 class: 0,
                 hops: 0,
             };
-            let way = Way::new(route, from.port());
+            let packet_route = PacketRoute::new(route, from.port());
             let mut batch = Batch::new(&from);
             let mut space = [0; MAX_HEADER];
             let mut head = HeaderWriter::new(&mut space);
@@ -311,7 +312,7 @@ mod tests {
             let lengths = [1024, 1024, 1024, 7, 1024, 0, 1, 2, 3, 1024];
             for length in lengths {
                 batch
-                    .add(&way, &space[..count], length, |bytes| {
+                    .add(&packet_route, &space[..count], length, |bytes| {
                         bytes.fill(length as u8);
                         Ok::<(), ()>(())
                     })

@@ -1,6 +1,6 @@
 //! Unreliable datagrams: one packet each, to whoever an address handle names (volume 1, section 9.8.3).
 
-use crate::batch::{Batch, Way};
+use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::{Endpoint, Turn, Via};
 use crate::host;
 use crate::local::{self, Carrier};
@@ -30,15 +30,15 @@ const GRH: usize = local::ROUTING_HEADER;
 struct Last {
     path: Path,
     number: u32,
-    /// How many answers, and channels, there were when the road was chosen.
+    /// How many answers, and channels, there were when the route was chosen.
     version: (u64, u64),
-    road: Road,
+    peer_route: PeerRoute,
 }
 
-/// How datagrams reach a destination.
+/// How datagrams reach a destination: by which route, to which process, by which carrier.
 #[derive(Clone)]
-struct Road {
-    way: Way,
+struct PeerRoute {
+    packet_route: PacketRoute,
     /// The process that the datagrams go to. None for groups, and within the host.
     peer: Option<Arc<Peer>>,
     carrier: Carrier,
@@ -130,13 +130,13 @@ impl DatagramLink {
         }
         let queues = &endpoint.queues;
         let destination = queues.send.destination(work);
-        let Some(road) = self.road(endpoint, &destination)? else { return Ok(false) };
-        let Road { way, peer, carrier } = &road;
+        let Some(peer_route) = self.peer_route(endpoint, &destination)? else { return Ok(false) };
+        let PeerRoute { packet_route, peer, carrier } = &peer_route;
         let admits = |peer: &Peer| peer.unreliable_room() > 0 && peer.begin();
         if let Some(peer) = peer
             && !admits(peer)
         {
-            peer.wait(endpoint, way.route);
+            peer.wait(endpoint, packet_route.route);
             // An echo that came meanwhile has found nobody waiting.
             if !admits(peer) {
                 return Ok(false);
@@ -161,10 +161,10 @@ impl DatagramLink {
         }
         let fill = |target: &mut [u8]| queues.gather(work, 0, target);
         let counters = queues.counters;
-        let mut outlet = carrier.outlet(batch);
+        let mut sink = carrier.sink(batch);
         if carrier.is_within_host() {
-            if !outlet.loses() && !outlet.has_room() {
-                drop(outlet);
+            if !sink.loses() && !sink.has_room() {
+                drop(sink);
                 return Ok(
                     !carrier.waits(endpoint, false) && self.send_one(endpoint, work, batch, now, space)?
                 );
@@ -172,16 +172,16 @@ impl DatagramLink {
             counters.tx_local.add(1);
         }
         let bytes = count + length + padding(length) + ICRC_LEN;
-        let header = || header_along(&way.route, bytes);
-        outlet.add_datagram(way, head, header, length, fill).map_err(|_: PayloadError| {
-            peer.iter().for_each(|peer| peer.not_begun(endpoint, way.route));
+        let header = || header_along(&packet_route.route, bytes);
+        sink.add_datagram(packet_route, head, header, length, fill).map_err(|_: PayloadError| {
+            peer.iter().for_each(|peer| peer.not_begun(endpoint, packet_route.route));
             Status::LocalProtection
         })?;
-        drop(outlet);
+        drop(sink);
         self.psn = (self.psn + 1) & 0xff_ffff;
         if let Some(peer) = peer {
             let sent = SentTotals { cost: work.length + PACKET_COST, begun: 1 };
-            peer.charge(&endpoint.net, batch, way, sent, now);
+            peer.charge(&endpoint.net, batch, packet_route, sent, now);
         }
         counters.tx_frames.add(1);
         counters.tx_messages.add(1);
@@ -189,8 +189,12 @@ impl DatagramLink {
         Ok(true)
     }
 
-    /// The road to a destination, kept as long as the next message goes to the same one. None while it is not known where that lives.
-    fn road(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Road>, Status> {
+    /// The route to a destination, kept as long as the next message goes to the same one. None while it is not known where that lives.
+    fn peer_route(
+        &mut self,
+        endpoint: &Endpoint,
+        destination: &Destination,
+    ) -> Result<Option<PeerRoute>, Status> {
         let net = &endpoint.net;
         let number = destination.queue_pair;
         let version = (net.locator.version(), net.local.hub.channels.version());
@@ -199,7 +203,7 @@ impl DatagramLink {
             && last.number == number
             && last.version == version
         {
-            return Ok(Some(last.road.clone()));
+            return Ok(Some(last.peer_route.clone()));
         }
         let mut route = endpoint.gids.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
         let (mut peer, mut carrier) = (None, Carrier::default());
@@ -220,15 +224,15 @@ impl DatagramLink {
                 Location::Asking => return Ok(None),
             }
         }
-        let road = Road { way: endpoint.lane.way(route), peer, carrier };
-        self.last = Some(Last { path: destination.path, number, version, road: road.clone() });
-        Ok(Some(road))
+        let peer_route = PeerRoute { packet_route: endpoint.lane.packet_route(route), peer, carrier };
+        self.last = Some(Last { path: destination.path, number, version, peer_route: peer_route.clone() });
+        Ok(Some(peer_route))
     }
 
     /// The queue pair goes to error or away.
     pub(crate) fn stop(&self, endpoint: &Endpoint) {
         if let Some(last) = &self.last {
-            last.road.carrier.forget(endpoint);
+            last.peer_route.carrier.forget(endpoint);
         }
     }
 

@@ -215,7 +215,7 @@ impl Endpoint {
     /// The way to the peer of a connection, and its number.
     pub(crate) fn peer(&self) -> Option<(Route, u32)> {
         match &self.lock().kind {
-            EndpointKind::Connected(link) => Some((link.way().route, link.destination())),
+            EndpointKind::Connected(link) => Some((link.packet_route().route, link.destination())),
             _ => None,
         }
     }

@@ -164,7 +164,7 @@ impl Gsi {
         };
         let port = if peer.port() == 0 { PORT } else { peer.port() };
         let route = Route { source: local, interface, destination: peer.ip(), port, class: 0, hops: 0 };
-        lane.send_packet(&lane.way(route), &Carrier::default(), &self.packet(mad));
+        lane.send_packet(&lane.packet_route(route), &Carrier::default(), &self.packet(mad));
     }
 
     /// The packet of a datagram, from its base transport header on, without CRC.

@@ -4,7 +4,7 @@
 //! gets the receive try-lock takes in what has arrived, whoever gets the transmit try-lock sends for everybody and looks again after letting
 //! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::lane_watch`]).
 
-use crate::batch::{Batch, FlushOutcome, Way};
+use crate::batch::{Batch, FlushOutcome, PacketRoute};
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
 use crate::impaired::LaneFaults;
@@ -202,9 +202,9 @@ impl Lane {
         self.gathering.get().expect("set when the lane was made")
     }
 
-    /// The way along `route` from this lane.
-    pub(crate) fn way(&self, route: crate::route::Route) -> Way {
-        Way::new(route, self.socket.port())
+    /// The route `route` for packets that leave from this lane.
+    pub(crate) fn packet_route(&self, route: crate::route::Route) -> PacketRoute {
+        PacketRoute::new(route, self.socket.port())
     }
 
     /// Takes in what has arrived. Returns whether anything had, unless somebody else is doing it: then he looks again afterwards.
@@ -578,9 +578,9 @@ impl Lane {
     }
 
     /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
-    pub(crate) fn send_packet(&self, way: &Way, carrier: &Carrier, packet: &[u8]) {
+    pub(crate) fn send_packet(&self, packet_route: &PacketRoute, carrier: &Carrier, packet: &[u8]) {
         let until = time::now() + LAST_WORD;
-        while !self.try_packet(way, carrier, packet) {
+        while !self.try_packet(packet_route, carrier, packet) {
             // It waits for the other process to take in what is before it, unless that was in vain a moment ago.
             if !carrier.urge(time::now() < until) {
                 break;
@@ -591,19 +591,19 @@ impl Lane {
     }
 
     /// False if there is no room.
-    fn try_packet(&self, way: &Way, carrier: &Carrier, packet: &[u8]) -> bool {
+    fn try_packet(&self, packet_route: &PacketRoute, carrier: &Carrier, packet: &[u8]) -> bool {
         let mut batch = lock(&self.tx);
         if !batch.has_room() {
             let _ = self.flush(&mut batch);
         }
-        let mut outlet = carrier.outlet(&mut batch);
-        let has_room = outlet.has_room_for(packet.len());
+        let mut sink = carrier.sink(&mut batch);
+        let has_room = sink.has_room_for(packet.len());
         if has_room {
-            let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
-            outlet.is_moving();
+            let _ = sink.add(packet_route, packet, 0, |_| Ok::<(), ()>(()));
+            sink.is_moving();
             self.net.counters().tx_frames.add(1);
         }
-        drop(outlet);
+        drop(sink);
         batch.ring();
         let _ = self.flush(&mut batch);
         has_room

@@ -13,7 +13,7 @@ mod sending;
 mod straight;
 mod tally;
 
-use crate::batch::Way;
+use crate::batch::PacketRoute;
 use crate::endpoint::Endpoint;
 use crate::host::{KeptReads, NOWHERE, Requests};
 use crate::lane::Lane;
@@ -31,7 +31,7 @@ use requesting::Requesting;
 
 pub(crate) use tally::Tally;
 
-use route::{Incoming, Road, incoming, marked};
+use route::{Incoming, PeerLocation, incoming, marked};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,10 +64,10 @@ pub(crate) struct Link {
     responder: Responder,
     /// The path as the program gave it.
     path: Path,
-    way: Way,
+    packet_route: PacketRoute,
     peer: Arc<Peer>,
-    /// How packets get there: until it is known nothing is sent, lest later packets overtake earlier ones.
-    road: Road,
+    /// Where the peer is: until that is known nothing is sent, lest later packets overtake earlier ones.
+    location: PeerLocation,
     /// The reader that opens the memory of receives.
     receives: Reader,
     /// What the peer may do: bits of [`memory::Access`].
@@ -97,7 +97,7 @@ pub(crate) struct Link {
 
 /// A packet that leaves after its queue pair has gone.
 pub(crate) struct FinalReply {
-    way: Way,
+    packet_route: PacketRoute,
     carrier: Carrier,
     packet: [u8; MAX_HEADER],
     length: usize,
@@ -106,7 +106,7 @@ pub(crate) struct FinalReply {
 impl FinalReply {
     /// Sends it. It may wait for the lane.
     pub(crate) fn send(&self, lane: &Lane) {
-        lane.send_packet(&self.way, &self.carrier, &self.packet[..self.length]);
+        lane.send_packet(&self.packet_route, &self.carrier, &self.packet[..self.length]);
     }
 }
 
@@ -157,9 +157,9 @@ impl Link {
             }),
             path: attributes.path,
             // ROCE-3
-            way: endpoint.lane.way(route),
+            packet_route: endpoint.lane.packet_route(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
-            road: Road::Sought,
+            location: PeerLocation::Sought,
             receives: Reader::default(),
             permitted: permitted(attributes),
             reads: false,
@@ -194,7 +194,7 @@ impl Link {
             attributes.min_rnr_timer,
         );
         (self.permitted, self.reads) = (permitted(attributes), attributes.max_rd_atomic > 0);
-        if let Road::Near(near) = &mut self.road {
+        if let PeerLocation::Near(near) = &mut self.location {
             near.permit(self.permitted, self.reads);
         }
         let (timeout, retries) = (attributes.timeout, attributes.retry_count);
@@ -214,7 +214,7 @@ impl Link {
                     room: u32::MAX,
                     read_chunk: READ_CHUNK,
                 });
-                if let Road::Near(near) = &self.road {
+                if let PeerLocation::Near(near) = &self.location {
                     near.fit(&mut requester);
                 }
                 *self.requester = Some(requester);
@@ -229,7 +229,7 @@ impl Link {
                 requester.reconfigure(timeout, retries, rnr_retries, reads);
                 // A request that has begun ends before the queue is drained.
                 // IB-QP-7
-                let has_begun = matches!(&self.road, Road::Near(near) if near.has_begun());
+                let has_begun = matches!(&self.location, PeerLocation::Near(near) if near.has_begun());
                 transition.from != State::Sqd && requester.suspend() && !has_begun
             }
             _ => false,

@@ -96,7 +96,7 @@ pub(crate) struct Net {
     /// Packets for other processes.
     pub(crate) strays: Strays,
     /// Other processes of our user, by their blocks.
-    outlets: Mutex<Contacts<u16>>,
+    block_owners: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
     pub(crate) other_users: OtherUsers,
 }
@@ -161,7 +161,7 @@ impl Net {
             groups: Groups::default(),
             steering: Steering::default(),
             strays: Strays::default(),
-            outlets: Mutex::default(),
+            block_owners: Mutex::default(),
             other_users: OtherUsers::default(),
         })
     }
@@ -478,14 +478,14 @@ impl Net {
 
     /// Whether messages go to the process that owns a block by a connection that is kept.
     pub(crate) fn knows(&self, block: u16) -> bool {
-        lock(&self.outlets).get(&block).is_some()
+        lock(&self.block_owners).get(&block).is_some()
     }
 
     /// Sends a message to the process that owns a block. False if there is none, it does not keep up, or it is another user's, who is asked where
     /// somebody lives and told nothing else.
     pub(crate) fn tell(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
         let message = [&handover::head(kind, arrival)[..], arrival.bytes];
-        let known = lock(&self.outlets).get(&block);
+        let known = lock(&self.block_owners).get(&block);
         if let Some(known) = known {
             match known.send(&message) {
                 Ok(()) => return true,
@@ -494,13 +494,13 @@ impl Net {
             }
         }
         // None yet, or the one who had the block before is gone.
-        lock(&self.outlets).forget(&block);
+        lock(&self.block_owners).forget(&block);
         let mut told = false;
-        for outlet in numbers::owners(block, numbers::FRESH).unwrap_or_default() {
-            let trusted = outlet.is_same_user();
-            told |= (trusted || kind == HandoverKind::Locate) && outlet.send(&message).is_ok();
+        for connection in numbers::owners(block, numbers::FRESH).unwrap_or_default() {
+            let trusted = connection.is_same_user();
+            told |= (trusted || kind == HandoverKind::Locate) && connection.send(&message).is_ok();
             if trusted {
-                lock(&self.outlets).keep(block, outlet);
+                lock(&self.block_owners).keep(block, connection);
                 break;
             }
         }

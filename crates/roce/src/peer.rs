@@ -4,7 +4,7 @@
 //! another adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo
 //! says that everything before its mark has been taken out of the socket there.
 
-use crate::batch::{Batch, Way};
+use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
 use crate::locate::{self, Message, Place};
@@ -178,12 +178,19 @@ impl Peer {
         !self.credit.is_spent()
     }
 
-    /// Unreliable packets have been put into a batch, along `way`: the mark that is due follows them.
-    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, sent: SentTotals, now: Duration) {
+    /// Unreliable packets have been put into a batch, along `packet_route`: the mark that is due follows them.
+    pub(crate) fn charge(
+        &self,
+        net: &Net,
+        batch: &mut Batch,
+        packet_route: &PacketRoute,
+        sent: SentTotals,
+        now: Duration,
+    ) {
         let Some(mark) = self.mark_after(sent, now) else { return };
         if batch.has_room() {
             let packet = net.gsi.packet(&locate::mark(mark, self.port));
-            let _ = batch.add(way, &packet, 0, |_| Ok::<(), ()>(()));
+            let _ = batch.add(packet_route, &packet, 0, |_| Ok::<(), ()>(()));
         }
     }
 

@@ -88,12 +88,12 @@ fn conversation_of_datagrams() {
     let Some(rounds) = rounds() else { return };
     let site = site();
     let Pair { client, server } = with_one_queue_each(&site, Service::Ud);
-    let road = path(&client.context, site.address);
+    let peer_path = path(&client.context, site.address);
     let memories = [&client, &server].map(|side| Memory::open(&side.domain, ROUTE + 2 * 64));
     let receive = |side: &Side, memory: &Memory| side.post_receive(1, &[memory.sge(0, ROUTE + 64)]);
     let send = |side: &Side, memory: &Memory, peer: &Side| {
         let sges = [memory.sge(ROUTE + 64, 64)];
-        let datagram = Datagram { path: &road, queue_pair: peer.queue_pair.number(), qkey: QKEY };
+        let datagram = Datagram { path: &peer_path, queue_pair: peer.queue_pair.number(), qkey: QKEY };
         let request = SendRequest {
             wr_id: 2,
             opcode: Opcode::Send,

@@ -332,8 +332,8 @@ fn a_question_diverts_no_datagrams() {
     side.begin();
     let peer = Peer::at(PEER);
     let send = |wr_id: u64| {
-        let road = Path { gid: gid_of(PEER.into()), ..path(&side.context, site.address) };
-        let datagram = Some(Datagram { path: &road, queue_pair: ASKER, qkey: QKEY });
+        let peer_path = Path { gid: gid_of(PEER.into()), ..path(&side.context, site.address) };
+        let datagram = Some(Datagram { path: &peer_path, queue_pair: ASKER, qkey: QKEY });
         side.queue_pair.post_send(&SendRequest { wr_id, datagram, ..signalled(&[], (0, 0)) }).unwrap();
     };
     let ask = || {
@@ -525,9 +525,9 @@ fn datagrams_are_numbered() {
     side.begin();
     let first = side.queue_pair.attributes().sq_psn;
     assert_ne!(first, 0);
-    let road = path(&side.context, site.address);
+    let peer_path = path(&side.context, site.address);
     for count in 1..20 {
-        let datagram = Some(Datagram { path: &road, queue_pair: side.queue_pair.number(), qkey: QKEY });
+        let datagram = Some(Datagram { path: &peer_path, queue_pair: side.queue_pair.number(), qkey: QKEY });
         let request = SendRequest { wr_id: count, datagram, ..signalled(&[], (0, 0)) };
         side.queue_pair.post_send(&request).unwrap();
         side.sent_well(count);

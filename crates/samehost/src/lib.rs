@@ -37,7 +37,7 @@ pub use bell::Bell;
 pub use channel::{Channel, ChannelSnapshot, Channels, Intake, Sender, Traffic, Tx};
 pub use copies::{Copier, Copies, CopyProgress, LONG};
 pub use direct::{Direct, Step};
-pub use handshake::{Handshakes, Side, Way};
+pub use handshake::{HandshakeVerdict, Handshakes, Side};
 pub use hub::Hub;
 pub use known::LookupCache;
 pub use landmark::Landmark;

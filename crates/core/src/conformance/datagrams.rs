@@ -36,8 +36,8 @@ fn post(side: &Side, request: &SendRequest<'_>, to: &Path, queue_pair: u32, qkey
 // IB-UD-4, IB-UD-5, IB-UD-6, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-21, IB-PKT-27
 pub fn datagrams(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
-    let road = path(&client.context, site.address);
-    let handle = AddressHandle::new(&client.domain, road).unwrap();
+    let peer_path = path(&client.context, site.address);
+    let handle = AddressHandle::new(&client.domain, peer_path).unwrap();
     let mtu = client.context.port(1).unwrap().active_mtu as usize;
     let (from, to) = (Memory::open(&client.domain, mtu), Memory::open(&server.domain, mtu + GRH + 8));
     let bytes = from.fill(1);
@@ -96,28 +96,28 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
 // IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-9, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
-    let road = path(&client.context, site.address);
+    let peer_path = path(&client.context, site.address);
     let mtu = client.context.port(1).unwrap().active_mtu as usize;
     let from = Memory::open(&client.domain, mtu + 1);
     let to = Memory::open(&server.domain, mtu + GRH);
     let number = server.queue_pair.number();
     let short = [from.sge(0, 10)];
     let request = |wr_id| SendRequest { wr_id, ..signalled(&short, (0, 0)) };
-    post(&client, &request(1), &road, number, QKEY);
+    post(&client, &request(1), &peer_path, number, QKEY);
     client.sent_well(1);
     let reliable = Pair::of(site, Service::Rc, Shape::default(), &Home::new(site));
     for wr_id in [9, 10] {
         server.post_receive(wr_id, &[to.all()]);
     }
-    post(&client, &request(2), &road, number, QKEY + 1);
-    post(&client, &request(3), &road, reliable.server.queue_pair.number(), QKEY);
-    post(&client, &request(4), &road, number ^ 0x00f0_f0f0, QKEY);
+    post(&client, &request(2), &peer_path, number, QKEY + 1);
+    post(&client, &request(3), &peer_path, reliable.server.queue_pair.number(), QKEY);
+    post(&client, &request(4), &peer_path, number ^ 0x00f0_f0f0, QKEY);
     for wr_id in 2..5 {
         client.sent_well(wr_id);
     }
     let long = [from.all()];
     let long = SendRequest { wr_id: 5, ..signalled(&long, (0, 0)) };
-    post(&client, &long, &road, number, QKEY);
+    post(&client, &long, &peer_path, number, QKEY);
     let done = client.sent();
     // IB-UD-2, IB-UD-9
     assert_eq!((done.wr_id, done.status), (5, Status::LocalLength));
@@ -126,7 +126,7 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
     post(
         &client,
         &SendRequest { immediate: 6, opcode: Opcode::SendWithImmediate, ..request(6) },
-        &road,
+        &peer_path,
         number,
         QKEY,
     );
@@ -147,13 +147,13 @@ pub fn address_handles(site: &Site) {
     if home.context.attributes().max_ah == 0 {
         return;
     }
-    let road = path(&home.context, site.address);
+    let peer_path = path(&home.context, site.address);
     for (wrong, what) in [
-        (Path { port: 0, ..road }, "port 0"),
-        (Path { port: 2, ..road }, "port 2"),
-        (Path { is_global: false, ..road }, "no GID"),
-        (Path { gid: [0; 16], ..road }, "zeros"),
-        (Path { source_gid_index: 255, ..road }, "an unknown source"),
+        (Path { port: 0, ..peer_path }, "port 0"),
+        (Path { port: 2, ..peer_path }, "port 2"),
+        (Path { is_global: false, ..peer_path }, "no GID"),
+        (Path { gid: [0; 16], ..peer_path }, "zeros"),
+        (Path { source_gid_index: 255, ..peer_path }, "an unknown source"),
     ] {
         assert_eq!(
             AddressHandle::new(&home.domain, wrong).err().expect(what).errno(),
@@ -162,8 +162,8 @@ pub fn address_handles(site: &Site) {
         );
     }
     let users = home.domain.users().count();
-    let handle = AddressHandle::new(&home.domain, road).unwrap();
-    assert_eq!(*handle.path(), road);
+    let handle = AddressHandle::new(&home.domain, peer_path).unwrap();
+    assert_eq!(*handle.path(), peer_path);
     assert_eq!(home.domain.users().count(), users + 1);
     drop(handle);
     assert_eq!(home.domain.users().count(), users);
@@ -173,8 +173,8 @@ pub fn address_handles(site: &Site) {
 // IB-UD-1, IB-UD-3, IB-QP-30
 pub fn requests_that_are_no_datagrams(site: &Site) {
     let Some([client]) = sides(site) else { return };
-    let road = path(&client.context, site.address);
-    let datagram = Some(Datagram { path: &road, queue_pair: 2, qkey: QKEY });
+    let peer_path = path(&client.context, site.address);
+    let datagram = Some(Datagram { path: &peer_path, queue_pair: 2, qkey: QKEY });
     let without = signalled(&[], (0, 0));
     assert_eq!(client.queue_pair.post_send(&without), Err(PostError::Invalid));
     for opcode in [Opcode::Write, Opcode::Read, Opcode::FetchAdd, Opcode::SendWithInvalidate] {
@@ -210,7 +210,7 @@ pub fn multicast(site: &Site) {
     let gids = client.context.gids();
     let address = |gid: &crate::attributes::Gid| std::net::Ipv6Addr::from(gid.bytes).to_canonical();
     let from = gids.iter().map(address).find(|address| address.is_ipv4() == site.address.is_ipv4());
-    let road = Path { gid: group, ..path(&client.context, from.expect("an address of the family")) };
+    let peer_path = Path { gid: group, ..path(&client.context, from.expect("an address of the family")) };
     let own = path(&client.context, site.address);
     let room = |side: &Side| Memory::open(&side.domain, GRH + 8);
     let memory = [room(&first), room(&second), room(&stranger)];
@@ -221,7 +221,7 @@ pub fn multicast(site: &Site) {
             side.post_receive(wr_id, &[memory.all()]);
         }
     }
-    post(&client, &request, &road, MULTICAST, QKEY);
+    post(&client, &request, &peer_path, MULTICAST, QKEY);
     client.sent_well(0);
     for (side, memory) in [&first, &second].into_iter().zip(&memory) {
         let done = side.received_well(0);
@@ -232,7 +232,7 @@ pub fn multicast(site: &Site) {
     // A member without a receive does not keep it from the others.
     // IB-UD-25
     deaf.queue_pair.attach_multicast(&group).unwrap();
-    post(&client, &request, &road, MULTICAST, QKEY);
+    post(&client, &request, &peer_path, MULTICAST, QKEY);
     client.sent_well(0);
     first.received_well(1);
     client.queue_pair.attach_multicast(&group).unwrap();
@@ -240,7 +240,7 @@ pub fn multicast(site: &Site) {
     for wr_id in 0..2 {
         client.post_receive(wr_id, &[own_memory.all()]);
     }
-    post(&client, &request, &road, MULTICAST, QKEY);
+    post(&client, &request, &peer_path, MULTICAST, QKEY);
     client.sent_well(0);
     first.received_well(2);
     assert_eq!(client.received_well(0).source_queue_pair, client.queue_pair.number());

@@ -72,9 +72,9 @@ pub fn a_shared_receive_queue_of_all_services(site: &Site) {
     let pairs = [Service::Uc, Service::Ud, Service::Rc]
         .map(|service| (service, Pair::of(site, service, Shape::default(), &home)));
     let send = |pair: &Pair, service: Service, wr_id: u64| {
-        let road = path(&pair.client.context, site.address);
+        let peer_path = path(&pair.client.context, site.address);
         let queue_pair = pair.server.queue_pair.number();
-        let datagram = Datagram { path: &road, queue_pair, qkey: QKEY };
+        let datagram = Datagram { path: &peer_path, queue_pair, qkey: QKEY };
         let data: [&[u8]; 1] = [b"to all!!"];
         let request = SendRequest {
             wr_id,

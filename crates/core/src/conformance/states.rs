@@ -48,7 +48,7 @@ pub fn attributes_are_checked(site: &Site) {
     side.begin();
     let limits = side.context.attributes();
     let active = side.context.port(1).unwrap().active_mtu;
-    let road = attributes.path;
+    let peer_path = attributes.path;
     let with = |path: Path| Attributes { path, ..attributes };
     for (attributes, what) in [
         (Attributes { path_mtu: 0, ..attributes }, "no MTU"),
@@ -59,10 +59,10 @@ pub fn attributes_are_checked(site: &Site) {
             Attributes { max_dest_rd_atomic: limits.max_qp_rd_atom as u8 + 1, ..attributes },
             "more reads than the device takes",
         ),
-        (with(Path { is_global: false, ..road }), "no GID"),
-        (with(Path { port: 2, ..road }), "a path through port 2"),
-        (with(Path { source_gid_index: 255, ..road }), "an unknown source GID"),
-        (with(Path { gid: [0; 16], ..road }), "a destination of zeros"),
+        (with(Path { is_global: false, ..peer_path }), "no GID"),
+        (with(Path { port: 2, ..peer_path }), "a path through port 2"),
+        (with(Path { source_gid_index: 255, ..peer_path }), "an unknown source GID"),
+        (with(Path { gid: [0; 16], ..peer_path }), "a destination of zeros"),
     ] {
         refused(State::Rtr, to_receive, attributes, what);
     }

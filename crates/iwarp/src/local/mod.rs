@@ -31,7 +31,7 @@ use adverb_core::error::Result;
 use adverb_core::fork::ForkGeneration;
 use adverb_core::memory::ways::Together;
 use adverb_core::seqpacket::Connection;
-use adverb_samehost::{Hub, Parts, Side, Way};
+use adverb_samehost::{HandshakeVerdict, Hub, Parts, Side};
 use door::Door;
 use question::Question;
 use std::collections::HashMap;
@@ -296,8 +296,8 @@ impl LocalHost {
     fn join(&self, ends: Ends, peer: RemoteEnd) {
         let channel = match peer.process == std::process::id() as libc::pid_t {
             true => self.hub.to_oneself(&self.this()),
-            false => match self.hub.handshakes.way(peer.process, None) {
-                Some(Way::Channel(channel)) => Some(channel),
+            false => match self.hub.handshakes.verdict(peer.process, None) {
+                Some(HandshakeVerdict::Channel(channel)) => Some(channel),
                 _ => None,
             },
         };

@@ -15,7 +15,7 @@ use crate::lock;
 use adverb_core::engine;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Timer, Token};
 use adverb_core::seqpacket::Connection;
-use adverb_samehost::Way;
+use adverb_samehost::HandshakeVerdict;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -151,7 +151,8 @@ impl Source for Question {
         }
         if self.host.note(self.ends, peer).is_some() {
             // Undecided: whoever has the end of a connection with that process is told.
-            if let Way::Channel(_) = self.host.hub.handshakes.meet(&self.host, connection, None) {
+            if let HandshakeVerdict::Channel(_) = self.host.hub.handshakes.meet(&self.host, connection, None)
+            {
                 self.host.join(self.ends, peer);
             }
         }

@@ -56,7 +56,7 @@ impl transport::Endpoint for Endpoint {
                 self.begin(&mut inner, attributes)?;
                 if let EndpointKind::Connected(link) = &inner.kind {
                     locate = true;
-                    let route = link.way().route;
+                    let route = link.packet_route().route;
                     log!(
                         Info,
                         "queue pair {:#x}: peer {} queue pair {:#x}, path MTU {}",
@@ -91,7 +91,7 @@ impl transport::Endpoint for Endpoint {
         }
         inner.state = transition.to;
         let asks = match &inner.kind {
-            EndpointKind::Connected(link) if locate => Some(link.way().route),
+            EndpointKind::Connected(link) if locate => Some(link.packet_route().route),
             _ => None,
         };
         drop(inner);

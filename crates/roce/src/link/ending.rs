@@ -1,6 +1,6 @@
 //! Requests that fail, what is sent again, and the end.
 
-use super::{Link, READ_CHUNK, Road, requests};
+use super::{Link, PeerLocation, READ_CHUNK, requests};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{NOWHERE, Responses, status};
 use crate::lock;
@@ -34,7 +34,7 @@ impl Link {
             self.restart(psn);
             return false;
         }
-        let feedback = requester.fail(sequence, end, &mut requests(queues, self.road.near()));
+        let feedback = requester.fail(sequence, end, &mut requests(queues, self.location.near()));
         if self.near().is_none() {
             lock(&self.peer.window).released(feedback.rewound);
         }
@@ -47,7 +47,7 @@ impl Link {
         if let Some(requester) = &mut *self.requester
             && let Some(sequence) = requester.oldest()
         {
-            let mut host = requests(&endpoint.queues, self.road.near());
+            let mut host = requests(&endpoint.queues, self.location.near());
             let feedback = requester.fail(sequence, CompletionStatus::RetryExceeded, &mut host);
             turn.failed |= feedback.failed;
         }
@@ -79,7 +79,7 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> bool {
         let Some(requester) = &mut *self.requester else { return false };
-        let mut host = requests(&endpoint.queues, self.road.near());
+        let mut host = requests(&endpoint.queues, self.location.near());
         let feedback = requester.handle_timeout(now, &mut host);
         self.learn(endpoint, feedback, now, ready);
         feedback.failed
@@ -87,8 +87,8 @@ impl Link {
 
     /// The peer's process does nothing here by itself any more, once what this returns has been dropped.
     pub(crate) fn keep_out(&mut self) -> Option<impl Sized + use<>> {
-        match &mut self.road {
-            Road::Near(near) => near.keep_out(),
+        match &mut self.location {
+            PeerLocation::Near(near) => near.keep_out(),
             _ => None,
         }
     }
@@ -101,7 +101,7 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
-        if let Road::Near(near) = &mut self.road {
+        if let PeerLocation::Near(near) = &mut self.location {
             near.end(endpoint);
             *self.requester = None;
         }

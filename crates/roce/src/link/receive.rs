@@ -2,7 +2,7 @@
 
 use super::held::HoldOutcome;
 use super::route::Incoming;
-use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, Link, PacketEffect, Road, requests};
+use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, Link, PacketEffect, PeerLocation, requests};
 use crate::endpoint::{Endpoint, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::socket::Arrival;
@@ -73,11 +73,11 @@ impl Link {
         let mut taken = PacketEffect::default();
         let (marked, elsewhere) = match via {
             Via::Network(arrival) => {
-                let route = &self.way.route;
+                let route = &self.packet_route.route;
                 // IB-PKT-50
                 if arrival.source != route.destination
                     || arrival.local != route.source
-                    || !self.road.admits(arrival.source_port)
+                    || !self.location.admits(arrival.source_port)
                 {
                     counters.misaddressed.add(1);
                     return taken;
@@ -96,7 +96,7 @@ impl Link {
                     return taken;
                 }
                 if watch::packets() {
-                    observer::received_within(&self.way.route, packet, from.elsewhere);
+                    observer::received_within(&self.packet_route.route, packet, from.elsewhere);
                 }
                 (false, from.elsewhere)
             }
@@ -109,7 +109,7 @@ impl Link {
         if goes_to_requester(packet) {
             let Some(requester) = &mut *self.requester else { return taken };
             let is_expected = requester.expects(packet);
-            let near = self.road.near();
+            let near = self.location.near();
             // What comes from this host beside an acknowledgement may say for how long to wait.
             let now = if near.is_some() { time::now() } else { now };
             let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere, near });
@@ -170,7 +170,7 @@ impl Link {
         taken: &mut PacketEffect,
     ) {
         let Some(requester) = &mut *self.requester else { return };
-        let mut host = requests(&endpoint.queues, self.road.near());
+        let mut host = requests(&endpoint.queues, self.location.near());
         let feedback = requester.acknowledged(number, now, &mut host);
         taken.transmit |= has_work() || requester.has_unsent();
         self.learn(endpoint, feedback, now, &mut sweep.ready);
@@ -240,7 +240,7 @@ impl Link {
         }
         if let Some(key) = used {
             sweep.one_sided = true;
-            if let Road::Near(near) = &mut self.road {
+            if let PeerLocation::Near(near) = &mut self.location {
                 near.used(endpoint, key);
             }
         }

@@ -26,8 +26,8 @@ impl Link {
             if !self.notify && self.responder.pending_reply() == PendingReply::Nothing {
                 break 'more false;
             }
-            let carrier = self.road.carrier();
-            let mut outlet = carrier.outlet(batch);
+            let carrier = self.location.carrier();
+            let mut sink = carrier.sink(batch);
             if self.notify {
                 self.notify = false;
                 self.notified = now;
@@ -41,16 +41,16 @@ impl Link {
                     head.put(&bth).put(&[0u8; 16]);
                     head.len()
                 };
-                if outlet.has_room() {
-                    let _ = outlet.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
+                if sink.has_room() {
+                    let _ = sink.add(&self.packet_route, &space[..count], 0, |_| Ok::<(), ()>(()));
                     queues.counters.congestion_sent.add(1);
                 }
             }
             for _ in 0..most {
                 // An acknowledgement is short.
                 let short = self.responder.pending_reply() == PendingReply::Acknowledgement;
-                if !(if short { outlet.has_room_for(MAX_HEADER) } else { outlet.has_room() }) {
-                    drop(outlet);
+                if !(if short { sink.has_room_for(MAX_HEADER) } else { sink.has_room() }) {
+                    drop(sink);
                     break 'more !carrier.waits(endpoint, true)
                         && self.responder.pending_reply() != PendingReply::Nothing;
                 }
@@ -58,9 +58,9 @@ impl Link {
                 self.unacknowledged = 0;
                 let head = &space[..reply.header];
                 let added = match reply.payload {
-                    None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                    None => sink.add(&self.packet_route, head, 0, |_| Ok(())),
                     Some(source) if let Some(place) = source.kept => {
-                        let added = outlet.add(&self.way, head, source.length as usize, |target| {
+                        let added = sink.add(&self.packet_route, head, source.length as usize, |target| {
                             let bytes = self.kept.at(place, source.length).ok_or(Refusal::Operational)?;
                             target.copy_from_slice(bytes);
                             Ok(())
@@ -68,9 +68,9 @@ impl Link {
                         self.kept.sent(place.wrapping_add(source.length));
                         added
                     }
-                    Some(source) => outlet.add_payload(
+                    Some(source) => sink.add_payload(
                         queues,
-                        (&self.way, head, source.length as usize),
+                        (&self.packet_route, head, source.length as usize),
                         |target| open(queues, &source)?.read(0, target).map_err(|_| Refusal::Access),
                         |take| {
                             take(open(queues, &source)?);
@@ -153,8 +153,8 @@ impl Link {
             && reply.payload.is_none()
         {
             words.push(FinalReply {
-                way: self.way,
-                carrier: self.road.carrier(),
+                packet_route: self.packet_route,
+                carrier: self.location.carrier(),
                 packet,
                 length: reply.header,
             });

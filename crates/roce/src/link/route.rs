@@ -1,7 +1,7 @@
 //! How packets go to the peer: by the network, or within the host.
 
 use super::{ECN, Link};
-use crate::batch::Way;
+use crate::batch::PacketRoute;
 use crate::endpoint::Endpoint;
 use crate::local::{Carrier, Near};
 use crate::locate::Place;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 /// "Not yet said."
 const ECN_CAPABLE: u8 = 2;
 
-/// The way by which packets go to the peer.
+/// Where the peer is, as packets go there.
 #[allow(
     clippy::large_enum_variant,
     reason = "a link lies on the heap, and the way within the host is to be short"
 )]
-pub(super) enum Road {
-    /// The way to the peer is being looked for.
+pub(super) enum PeerLocation {
+    /// Nobody knows yet: the queue pair is looking for its peer.
     Sought,
     /// To a UDP port of the peer's address.
     Network(Place),
@@ -31,7 +31,7 @@ pub(super) enum Road {
     Near(Near),
 }
 
-impl Road {
+impl PeerLocation {
     #[inline]
     pub(super) fn near(&self) -> Option<&Near> {
         match self {
@@ -57,8 +57,8 @@ impl Road {
 }
 
 impl Link {
-    pub(crate) fn way(&self) -> &Way {
-        &self.way
+    pub(crate) fn packet_route(&self) -> &PacketRoute {
+        &self.packet_route
     }
 
     /// The peer's queue pair.
@@ -66,9 +66,9 @@ impl Link {
         self.destination
     }
 
-    /// Whether the peer's queue pair has this number, and the link is still looking for the way to it.
+    /// Whether the peer's queue pair has this number, and the link does not know yet where it is.
     pub(crate) fn seeks(&self, number: u32) -> bool {
-        matches!(self.road, Road::Sought) && number == self.destination
+        matches!(self.location, PeerLocation::Sought) && number == self.destination
     }
 
     /// The peer's process is on this host: packets go there from now on, and as little as possible by packets.
@@ -81,19 +81,19 @@ impl Link {
         if let Some(requester) = &mut *self.requester {
             near.fit(requester);
         }
-        self.road = Road::Near(near);
+        self.location = PeerLocation::Near(near);
     }
 
     /// Whether the peer receives in one train what leaves here in one.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.road, Road::Network(place) if place.is_whole())
+        matches!(self.location, PeerLocation::Network(place) if place.is_whole())
     }
 
     /// The way within the host, if packets go there.
     #[inline]
     pub(crate) fn near(&self) -> Option<&Near> {
-        self.road.near()
+        self.location.near()
     }
 
     /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others that may send now.
@@ -113,11 +113,11 @@ impl Link {
         let mut route = marked(endpoint.gids.route_of(path)?, self.reliable);
         self.path = *path;
         // Within the host they go to a process, whatever its address.
-        let moved = self.near().is_none() && route.destination != self.way.route.destination;
+        let moved = self.near().is_none() && route.destination != self.packet_route.route.destination;
         if moved {
-            self.road = Road::Sought;
+            self.location = PeerLocation::Sought;
         } else {
-            route.port = self.way.route.port;
+            route.port = self.packet_route.route.port;
         }
         self.incoming = incoming(endpoint, &route);
         self.go_by(endpoint, route, ready);
@@ -126,7 +126,7 @@ impl Link {
 
     /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
     pub(super) fn go_by(&mut self, endpoint: &Endpoint, route: Route, ready: &mut Vec<Arc<Endpoint>>) {
-        self.way = endpoint.lane.way(route);
+        self.packet_route = endpoint.lane.packet_route(route);
         let peer = endpoint.net.peers.of(route.destination, route.port);
         if Arc::ptr_eq(&peer, &self.peer) {
             return;
@@ -150,10 +150,10 @@ impl Link {
         if number != self.destination || self.near().is_some() {
             return;
         }
-        self.road = Road::Network(place);
-        if self.way.route.port != place.port {
+        self.location = PeerLocation::Network(place);
+        if self.packet_route.route.port != place.port {
             self.responder.repeat_acknowledgement();
-            self.go_by(endpoint, Route { port: place.port, ..self.way.route }, ready);
+            self.go_by(endpoint, Route { port: place.port, ..self.packet_route.route }, ready);
         }
         self.peer.learn_place(place);
     }

@@ -1,7 +1,7 @@
 //! Sending: which packets of which requests leave next.
 
 use super::request::{length, operation};
-use super::{Link, Road, requests};
+use super::{Link, PeerLocation, requests};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Turn};
 use crate::local::{Near, TurnOutcome};
@@ -29,7 +29,7 @@ impl Link {
         // PRACTICE-ORDER-1
         while let Some(work) = queues.send.peek(cursor).filter(|work| work.sequence < until) {
             let Some(requester) = &mut *self.requester else { return turn };
-            if let Road::Near(near) = &mut self.road {
+            if let PeerLocation::Near(near) = &mut self.location {
                 match near.enter(endpoint, cursor, &work, requester.is_idle(), &mut copied) {
                     TurnOutcome::On => continue,
                     TurnOutcome::Later => break,
@@ -41,7 +41,10 @@ impl Link {
                 }
             }
             if !requester.has_room()
-                || self.road.near().is_some_and(|near| near.is_far_ahead(requester.unanswered(), work.length))
+                || self
+                    .location
+                    .near()
+                    .is_some_and(|near| near.is_far_ahead(requester.unanswered(), work.length))
             {
                 break;
             }
@@ -62,11 +65,11 @@ impl Link {
             }
             cursor.advance();
             let (operation, fault) = operation(endpoint, &work);
-            let fault = match &mut self.road {
-                Road::Near(near) => near.leave_to_packets(work.sequence).or(fault),
+            let fault = match &mut self.location {
+                PeerLocation::Near(near) => near.leave_to_packets(work.sequence).or(fault),
                 _ => fault,
             };
-            requester.write_out(&mut requests(queues, self.road.near()));
+            requester.write_out(&mut requests(queues, self.location.near()));
             requester.push(Request {
                 sequence: work.sequence,
                 operation,
@@ -99,8 +102,8 @@ impl Link {
         cursor: &mut SendCursor,
         busy: Option<&Busy>,
     ) -> CopyProgress {
-        match &mut self.road {
-            Road::Near(near) if self.requester.as_ref().is_some_and(Requester::is_idle) => {
+        match &mut self.location {
+            PeerLocation::Near(near) if self.requester.as_ref().is_some_and(Requester::is_idle) => {
                 near.carry_out(endpoint, cursor, busy)
             }
             _ => CopyProgress::Packets,
@@ -109,7 +112,7 @@ impl Link {
 
     /// Whether the process of the peer has gone: nothing will be answered any more.
     fn is_cut_off(&mut self) -> bool {
-        let Road::Near(near) = &mut self.road else { return false };
+        let PeerLocation::Near(near) = &mut self.location else { return false };
         near.is_cut_off()
     }
 
@@ -117,11 +120,11 @@ impl Link {
     #[inline]
     pub(super) fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, sent: SentTotals, now: Duration) {
         if self.near().is_some() {
-            // The outlet says when it is full.
+            // The sink says when it is full.
         } else if self.reliable {
             lock(&self.peer.window).sent(sent.cost);
         } else {
-            self.peer.charge(&endpoint.net, batch, &self.way, sent, now);
+            self.peer.charge(&endpoint.net, batch, &self.packet_route, sent, now);
         }
     }
 
@@ -150,7 +153,7 @@ impl Link {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
         let mut full = false;
-        if matches!(self.road, Road::Sought) {
+        if matches!(self.location, PeerLocation::Sought) {
             return turn;
         }
         self.is_cut_off();
@@ -170,12 +173,12 @@ impl Link {
         let (mut spent, mut sent) = (SentTotals::default(), 0);
         let counts_receives = !self.reliable && self.near().is_none();
         turn.more = true;
-        let carrier = self.road.carrier();
-        let mut outlet = carrier.outlet(batch);
+        let carrier = self.location.carrier();
+        let mut sink = carrier.sink(batch);
         // What does not fit is lost, then.
-        let lossy = !self.reliable && outlet.loses();
+        let lossy = !self.reliable && sink.loses();
         for _ in 0..most {
-            if !outlet.has_room() && !lossy {
+            if !sink.has_room() && !lossy {
                 full = true;
                 break;
             }
@@ -187,13 +190,13 @@ impl Link {
             // Without room, too: a probe goes in any case.
             let Some(outbound) = requester.poll_transmit(now, if waits { 0 } else { room }, space) else {
                 if has_begun {
-                    self.peer.not_begun(endpoint, self.way.route);
+                    self.peer.not_begun(endpoint, self.packet_route.route);
                 }
                 turn.more = false;
                 if !waits {
                     break;
                 }
-                self.peer.wait(endpoint, self.way.route);
+                self.peer.wait(endpoint, self.packet_route.route);
                 // An acknowledgement that came meanwhile has found nobody waiting.
                 room = self.room().saturating_sub(spent.cost);
                 if room == 0 || begins && !self.peer.may_begin() {
@@ -207,18 +210,18 @@ impl Link {
                 observer::begun(queues.number, outbound.sequence, head);
             }
             let added = match outbound.payload {
-                None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                None => sink.add(&self.packet_route, head, 0, |_| Ok(())),
                 Some(source) => {
                     let work = queues.send.read(source.sequence);
                     let length = source.length as usize;
-                    if let Road::Near(near) = &mut self.road {
+                    if let PeerLocation::Near(near) = &mut self.location {
                         near.note_payload(queues, &work, source.length, outbound.repeated);
                     }
                     // What is sent again may be what the receiver could not read.
                     let look = outbound.repeated;
-                    outlet.add_payload(
+                    sink.add_payload(
                         queues,
-                        (&self.way, head, length),
+                        (&self.packet_route, head, length),
                         |target| queues.gather(&work, source.offset, target),
                         |take| queues.locate(&work, source.offset, source.length, look, take),
                     )
@@ -227,9 +230,9 @@ impl Link {
             spent.cost += outbound.cost;
             spent.begun += u32::from(has_begun);
             if added.is_err() {
-                drop(outlet);
+                drop(sink);
                 self.charge(endpoint, batch, std::mem::take(&mut spent), now);
-                outlet = carrier.outlet(batch);
+                sink = carrier.sink(batch);
                 let end = CompletionStatus::LocalProtection;
                 turn.failed |= self.fail(endpoint, cursor, outbound.sequence, end, &mut turn);
                 if turn.failed || turn.stopped {
@@ -255,9 +258,9 @@ impl Link {
             // IB-QP-7
             queues.send_queue_drained();
         }
-        drop(outlet);
+        drop(sink);
         self.charge(endpoint, batch, spent, now);
-        if let Road::Near(near) = &mut self.road {
+        if let PeerLocation::Near(near) = &mut self.location {
             near.has_left(endpoint, sent);
         }
         // Its turn comes when there is room again.
@@ -317,7 +320,7 @@ impl Link {
                 Loss::Timeout => ": nobody answered in time, however often it was repeated",
                 Loss::NotReady => ": the peer had no receive ready, however often it was repeated",
             };
-            let peer = self.way.route.destination;
+            let peer = self.packet_route.route.destination;
             // What was never acknowledged was not lost: the two do not fit.
             let first = self.requester.as_ref().and_then(Requester::never_acknowledged);
             let never = first.filter(|_| matches!(feedback.loss, Loss::Gap | Loss::Timeout));

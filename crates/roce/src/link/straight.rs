@@ -3,7 +3,7 @@
 //! So whatever is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
 
 use super::requesting::Requesting;
-use super::{ACKNOWLEDGE_EVERY, Link, PacketEffect, Road};
+use super::{ACKNOWLEDGE_EVERY, Link, PacketEffect, PeerLocation};
 use crate::endpoint::Endpoint;
 use crate::local::{Head, Straight};
 use crate::observer::{self, Direction};
@@ -63,13 +63,14 @@ impl Link {
         cursor: &mut SendCursor,
         request: &SendRequest<'_>,
     ) -> Takeover {
-        let Self { road: Road::Near(near), requester, responder, unacknowledged, .. } = self else {
+        let Self { location: PeerLocation::Near(near), requester, responder, unacknowledged, .. } = self
+        else {
             return Takeover::No;
         };
         if !requester.lets_go(self.service, request.flags.contains(SendFlags::FENCE)) {
             return Takeover::No;
         }
-        let (destination, to) = (self.destination, Direction::To(self.way.route.destination));
+        let (destination, to) = (self.destination, Direction::To(self.packet_route.route.destination));
         let head = Counting { endpoint, request, requester, responder, unacknowledged, destination, to };
         near.post(endpoint, cursor, request, head)
     }
@@ -116,7 +117,7 @@ impl Link {
         let Some(work) = queues.take_receive() else { return false };
         let fits = u64::from(straight.length) <= work.room;
         if watch::packets() && fits {
-            observer::straight(Direction::From(self.way.route.destination), straight, None);
+            observer::straight(Direction::From(self.packet_route.route.destination), straight, None);
         }
         if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
             // The way of all packets takes the same receive, finds the same, and tells the peer and the program.

@@ -8,7 +8,7 @@ use crate::numbers::block_of;
 use crate::route::Route;
 use adverb_core::memory::Access;
 use adverb_core::qp::{Attributes, Service};
-use adverb_samehost::Way;
+use adverb_samehost::HandshakeVerdict;
 use std::sync::Arc;
 
 impl Local {
@@ -28,9 +28,9 @@ impl Local {
     fn find_way(&self, endpoint: &Endpoint, route: Route, number: u32) -> bool {
         match self.seek(&endpoint.net, &route, number, endpoint.number()) {
             None => return false,
-            Some(Way::Undecided) => {}
-            Some(Way::Channel(channel)) => go_by(endpoint, number, &channel),
-            Some(Way::Network) => {
+            Some(HandshakeVerdict::Undecided) => {}
+            Some(HandshakeVerdict::Channel(channel)) => go_by(endpoint, number, &channel),
+            Some(HandshakeVerdict::Network) => {
                 endpoint.locate(route, number);
                 return false;
             }

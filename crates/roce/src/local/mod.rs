@@ -1,28 +1,28 @@
 //! Connections within one host: packets between two processes of one user go through memory that they share, without the network.
 //!
-//! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
+//! The protocol is the same; what differs is the [`carrier`] of packets. When a connected queue pair learns its peer, this process looks whether that lives on
 //! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
-//! connections go by it ([`outlet`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection decide alike.
+//! connections go by it ([`carrier`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection decide alike.
 //! Nothing is sent while they have not. What a queue pair has of all this is in [`near`] and [`beside`]. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
 mod beside;
+mod carrier;
 mod channel;
 mod connect;
 mod delivery;
 mod near;
-mod outlet;
 mod record;
 mod straight;
 
 pub(crate) use beside::Beside;
+pub(crate) use carrier::Carrier;
 pub(crate) use channel::Channel;
 use channel::Packets;
 pub(crate) use delivery::{Delivery, WaitingSince};
 pub(crate) use near::{Near, TurnOutcome};
-pub(crate) use outlet::Carrier;
 use record::LONGEST_HERE;
 pub(crate) use record::ROUTING_HEADER;
 pub(crate) use straight::{Head, Straight};
@@ -37,7 +37,7 @@ use crate::socket::Arrival;
 use crate::time;
 use adverb_core::error::Result;
 use adverb_core::reactor;
-use adverb_samehost::{Hub, Parts, Side, Way};
+use adverb_samehost::{HandshakeVerdict, Hub, Parts, Side};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
@@ -140,23 +140,28 @@ impl State {
     ///
     /// # Errors
     /// Those of connect(2).
-    fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way<Channel>> {
+    fn ask(
+        &mut self,
+        net: &Arc<Net>,
+        block: u16,
+        asker: Option<u32>,
+    ) -> std::io::Result<HandshakeVerdict<Channel>> {
         let known = self.owners.get(&block).copied();
         let handshakes = &net.local.hub.handshakes;
-        let before = known.and_then(|process| handshakes.way(process, asker));
-        if let Some(way @ (Way::Channel(_) | Way::Undecided)) = before {
-            return Ok(way);
+        let before = known.and_then(|process| handshakes.verdict(process, asker));
+        if let Some(verdict @ (HandshakeVerdict::Channel(_) | HandshakeVerdict::Undecided)) = before {
+            return Ok(verdict);
         }
         // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
         let owners = match numbers::owners(block, Duration::ZERO) {
             // Without a descriptor, or while he lets nobody in, it counts how it was before.
-            Err(_) if before.is_some() => return Ok(Way::Network),
+            Err(_) if before.is_some() => return Ok(HandshakeVerdict::Network),
             found => found?,
         };
         // It may be another user's.
         let Some(connection) = owners.into_iter().find(Connection::may_share) else {
             self.owners.remove(&block);
-            return Ok(Way::Network);
+            return Ok(HandshakeVerdict::Network);
         };
         self.owners.insert(block, connection.process());
         Ok(handshakes.meet(net, connection, asker))
@@ -204,26 +209,34 @@ impl reactor::Source for Again {
 impl Local {
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
     /// [`Local::decided`]. None: the other process has not been reached yet, and the asker asks again.
-    fn seek(&self, net: &Arc<Net>, route: &Route, number: u32, asker: u32) -> Option<Way<Channel>> {
+    fn seek(
+        &self,
+        net: &Arc<Net>,
+        route: &Route,
+        number: u32,
+        asker: u32,
+    ) -> Option<HandshakeVerdict<Channel>> {
         if self.hub.handshakes.are_off() || !net.gids.has(route.destination) {
-            return Some(Way::Network);
+            return Some(HandshakeVerdict::Network);
         }
         let block = block_of(number);
         if net.owns(block) {
-            return Some(self.hub.to_oneself(net).map_or(Way::Network, Way::Channel));
+            return Some(
+                self.hub.to_oneself(net).map_or(HandshakeVerdict::Network, HandshakeVerdict::Channel),
+            );
         }
         let mut state = lock(&self.state);
         match state.ask(net, block, Some(asker)) {
-            Ok(way) => Some(way),
+            Ok(verdict) => Some(verdict),
             // There may be no such process, or it is not ours to ask.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EACCES | libc::EPERM)) =>
             {
-                Some(Way::Network)
+                Some(HandshakeVerdict::Network)
             }
             // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go another way by ourselves.
             Err(_) if state.ask_again(net, asker) => None,
-            Err(_) => Some(Way::Network),
+            Err(_) => Some(HandshakeVerdict::Network),
         }
     }
 
@@ -243,9 +256,9 @@ impl Local {
             return None;
         }
         match state.ask(net, block, None) {
-            Ok(Way::Channel(channel)) => return Some(Carrier::of(&channel)),
-            Ok(Way::Undecided) => {}
-            Ok(Way::Network) | Err(_) => {
+            Ok(HandshakeVerdict::Channel(channel)) => return Some(Carrier::of(&channel)),
+            Ok(HandshakeVerdict::Undecided) => {}
+            Ok(HandshakeVerdict::Network) | Err(_) => {
                 if state.unreachable_owners.len() >= MOST_UNREACHABLE {
                     state.unreachable_owners.clear();
                 }
@@ -292,9 +305,9 @@ mod tests {
         let process = std::process::id() as libc::pid_t;
         let begun = adverb_samehost::Handshakes::<Net>::began(process).unwrap();
         net.local.hub.handshakes.assume(process, Some(begun));
-        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Network)));
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(HandshakeVerdict::Network)));
         net.local.hub.handshakes.assume(process, Some(begun - 1));
-        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(HandshakeVerdict::Undecided)));
     }
 
     #[test]
@@ -322,9 +335,9 @@ mod tests {
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
         net.local.hub.handshakes.assume(before, None);
-        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(HandshakeVerdict::Undecided)));
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));
-        assert!(matches!(net.local.hub.handshakes.way(now, None), Some(Way::Undecided)));
+        assert!(matches!(net.local.hub.handshakes.verdict(now, None), Some(HandshakeVerdict::Undecided)));
     }
 }

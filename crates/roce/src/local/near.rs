@@ -3,8 +3,8 @@
 //! Its queue pair's [`Link`](crate::link::Link) has requester and responder, whose packets go by the channel. One-sided requests need no packet as a rule: they
 //! are carried out here.
 
+use super::carrier::Carrier;
 use super::channel::Channel;
-use super::outlet::Carrier;
 use super::straight::Posting;
 use super::{Delivery, LONGEST_HERE, MTU};
 use crate::endpoint::Endpoint;

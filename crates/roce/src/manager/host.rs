@@ -1,6 +1,6 @@
 //! The transport as the manager sees it.
 
-use super::route::{Destination, Service, route};
+use super::route::{Recipient, Service, route};
 use super::{Manager, ManagerHost, ManagerPeer, elsewhere, ports};
 use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
@@ -75,7 +75,7 @@ impl ManagerHost for Net {
 impl Net {
     /// The block of queue pair numbers whose process a datagram is for, if it goes to port 4791 of this host and is for another process than this one.
     fn owner_here(&self, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> Option<u16> {
-        let Destination::Block(block) = route(mad) else { return None };
+        let Recipient::Block(block) = route(mad) else { return None };
         let is_here = matches!(peer.port(), 0 | PORT)
             && self.gids.all().iter().any(|gid| gid.bytes == gid_of(peer.ip()))
             && !self.block().is_ok_and(|own| own == block);
@@ -198,11 +198,11 @@ impl Receiver {
         let arrival = from.arrival(mad);
         let destination = route(mad);
         let is_known = match destination {
-            Destination::Here => return Course::Here,
-            Destination::Block(block) if net.block().is_ok_and(|own| own == block) => return Course::Here,
-            Destination::Service(service) if self.manager.serves(service, from.local) => return Course::Here,
-            Destination::Block(block) => net.knows(block),
-            Destination::Service(service) => {
+            Recipient::Here => return Course::Here,
+            Recipient::Block(block) if net.block().is_ok_and(|own| own == block) => return Course::Here,
+            Recipient::Service(service) if self.manager.serves(service, from.local) => return Course::Here,
+            Recipient::Block(block) => net.knows(block),
+            Recipient::Service(service) => {
                 let services = lock(&self.services);
                 names(service, &arrival).iter().any(|name| services.get(name).is_some())
             }
@@ -212,13 +212,13 @@ impl Receiver {
             return Course::Dropped;
         }
         let passed = match destination {
-            Destination::Here => false,
-            Destination::Block(block) => {
+            Recipient::Here => false,
+            Recipient::Block(block) => {
                 net.tell(block, HandoverKind::Management, &arrival)
                     // Who lives, but takes nothing from us or not now, has the say all the same.
                     || Connection::open(&block_name(block)).is_ok()
             }
-            Destination::Service(service) => self.pass_to_service(service, &arrival),
+            Recipient::Service(service) => self.pass_to_service(service, &arrival),
         };
         if passed { Course::Passed } else { Course::Here }
     }

@@ -14,7 +14,7 @@ pub(crate) const COUNTED: u32 = 20;
 
 /// The process or connection that a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
+pub(crate) enum Recipient {
     /// The process with this block.
     Block(u16),
     /// The process that serves this.
@@ -52,15 +52,15 @@ impl Service {
 }
 
 /// Finds the process or connection that a datagram is for.
-pub(crate) fn route(mad: &[u8; MAD_LEN]) -> Destination {
+pub(crate) fn route(mad: &[u8; MAD_LEN]) -> Recipient {
     let Some(mad) = Mad::parse(mad).filter(|mad| mad.header.class == class::COMMUNICATION) else {
-        return Destination::Here;
+        return Recipient::Here;
     };
-    let service = |id: u64| Service::of(id).map_or(Destination::Here, Destination::Service);
+    let service = |id: u64| Service::of(id).map_or(Recipient::Here, Recipient::Service);
     let owner = |id: u32| match (id >> COUNTED) as u16 {
         // No process has it: a refusal that names nobody, for one.
-        0 => Destination::Here,
-        block => Destination::Block(block),
+        0 => Recipient::Here,
+        block => Recipient::Block(block),
     };
     match Message::parse(mad) {
         Ok(Message::Req(req)) => service(req.service_id),
@@ -74,7 +74,7 @@ pub(crate) fn route(mad: &[u8; MAD_LEN]) -> Destination {
         Ok(Message::Drep(drep)) => owner(drep.remote_communication_id),
         Ok(Message::Lap(lap)) => owner(lap.remote_communication_id),
         Ok(Message::Apr(apr)) => owner(apr.remote_communication_id),
-        Err(_) => Destination::Here,
+        Err(_) => Recipient::Here,
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use adverb_wire::ib::cm::{Dreq, Req, SidrRep};
 
-    fn whom(message: impl Into<Message>) -> Destination {
+    fn whom(message: impl Into<Message>) -> Recipient {
         route(&message.into().to_mad(7).to_bytes())
     }
 
@@ -91,12 +91,12 @@ mod tests {
     fn by_service_or_by_block() {
         let service = Service { space: PortSpace::Tcp, port: 7174 };
         assert_eq!(Service::of(service.id()), Some(service));
-        assert_eq!(whom(Req { service_id: service.id(), ..Req::default() }), Destination::Service(service));
-        assert_eq!(whom(Req { service_id: 1 << 60, ..Req::default() }), Destination::Here);
+        assert_eq!(whom(Req { service_id: service.id(), ..Req::default() }), Recipient::Service(service));
+        assert_eq!(whom(Req { service_id: 1 << 60, ..Req::default() }), Recipient::Here);
         let id = 0x7ab << COUNTED | 0xf_ffff;
-        assert_eq!(whom(Dreq { remote_communication_id: id, ..Dreq::default() }), Destination::Block(0x7ab));
-        assert_eq!(whom(SidrRep { request_id: id, ..SidrRep::default() }), Destination::Block(0x7ab));
-        assert_eq!(whom(Dreq::default()), Destination::Here);
-        assert_eq!(route(&[0; MAD_LEN]), Destination::Here);
+        assert_eq!(whom(Dreq { remote_communication_id: id, ..Dreq::default() }), Recipient::Block(0x7ab));
+        assert_eq!(whom(SidrRep { request_id: id, ..SidrRep::default() }), Recipient::Block(0x7ab));
+        assert_eq!(whom(Dreq::default()), Recipient::Here);
+        assert_eq!(route(&[0; MAD_LEN]), Recipient::Here);
     }
 }

@@ -69,7 +69,7 @@ pub trait Side: Send + Sync + Sized + 'static {
 }
 
 /// How connections with another process go.
-pub enum Way<C> {
+pub enum HandshakeVerdict<C> {
     /// By the network.
     Network,
     /// By a channel.
@@ -115,13 +115,13 @@ impl<C> Verdicts<C> {
     }
 
     /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
-    fn way(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<C>> {
+    fn verdict(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<HandshakeVerdict<C>> {
         Some(match self.0.get_mut(&process)? {
-            Verdict::Network(_) => Way::Network,
-            Verdict::Channel(channel) => Way::Channel(channel.clone()),
+            Verdict::Network(_) => HandshakeVerdict::Network,
+            Verdict::Channel(channel) => HandshakeVerdict::Channel(channel.clone()),
             Verdict::Pending { waiting, .. } => {
                 waiting.extend(asker.filter(|asker| !waiting.contains(asker)));
-                Way::Undecided
+                HandshakeVerdict::Undecided
             }
         })
     }
@@ -187,8 +187,12 @@ impl<S: Side> Handshakes<S> {
     }
 
     /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
-    pub fn way(&self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<Channel<S::Traffic>>> {
-        lock(&self.verdicts).way(process, asker)
+    pub fn verdict(
+        &self,
+        process: libc::pid_t,
+        asker: Option<u32>,
+    ) -> Option<HandshakeVerdict<Channel<S::Traffic>>> {
+        lock(&self.verdicts).verdict(process, asker)
     }
 
     /// How connections with the process at the other end go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
@@ -197,26 +201,26 @@ impl<S: Side> Handshakes<S> {
         side: &Arc<S>,
         connection: Connection,
         asker: Option<u32>,
-    ) -> Way<Channel<S::Traffic>> {
+    ) -> HandshakeVerdict<Channel<S::Traffic>> {
         let process = connection.process();
         let mut verdicts = lock(&self.verdicts);
         verdicts.forget_ended(process);
-        if let Some(way) = verdicts.way(process, asker) {
-            return way;
+        if let Some(verdict) = verdicts.verdict(process, asker) {
+            return verdict;
         }
         // With the lock: the answer finds the verdict.
-        let (verdict, way) = match Initiator::offer(side, connection) {
+        let (kept, verdict) = match Initiator::offer(side, connection) {
             Ok(()) => {
                 let waiting = asker.into_iter().collect();
-                (Verdict::Pending { waiting, offered: true }, Way::Undecided)
+                (Verdict::Pending { waiting, offered: true }, HandshakeVerdict::Undecided)
             }
             Err(error) => {
                 log!(Warn, "no memory is shared with process {process}: {error}");
-                (Verdict::Network(began(process)), Way::Network)
+                (Verdict::Network(began(process)), HandshakeVerdict::Network)
             }
         };
-        verdicts.0.insert(process, verdict);
-        way
+        verdicts.0.insert(process, kept);
+        verdict
     }
 
     /// A channel has ended.

@@ -2,7 +2,7 @@
 
 use super::channel::Channel;
 use super::record;
-use crate::batch::{Batch, Way};
+use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::Endpoint;
 use crate::observer;
 use adverb_core::lock::LockGuard;
@@ -15,7 +15,7 @@ use arrayvec::ArrayVec;
 use std::sync::Arc;
 
 /// The place where the packets of a connection leave: its lane's batch, or a channel to another process of this host.
-pub(crate) enum Outlet<'a> {
+pub(crate) enum PacketSink<'a> {
     /// By the lane's socket.
     Network(&'a mut Batch),
     /// By a channel.
@@ -47,17 +47,17 @@ impl Carrier {
 
     /// Where packets enter it.
     #[inline]
-    pub(crate) fn outlet<'a>(&'a self, batch: &'a mut Batch) -> Outlet<'a> {
+    pub(crate) fn sink<'a>(&'a self, batch: &'a mut Batch) -> PacketSink<'a> {
         match &self.0 {
-            None => Outlet::Network(batch),
+            None => PacketSink::Network(batch),
             Some(channel) => {
                 let tx = channel.tx.lock();
-                Outlet::Host(Departure { batch, channel, tx, published: false })
+                PacketSink::Host(Departure { batch, channel, tx, published: false })
             }
         }
     }
 
-    /// Takes note that the outlet has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who
+    /// Takes note that the sink has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who
     /// wait for its socket. Unreliable senders do not wait for long.
     pub(crate) fn waits(&self, endpoint: &Endpoint, is_reliable: bool) -> bool {
         match &self.0 {
@@ -81,7 +81,7 @@ impl Carrier {
     }
 }
 
-impl Outlet<'_> {
+impl PacketSink<'_> {
     /// Whether another packet fits.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
@@ -107,7 +107,7 @@ impl Outlet<'_> {
         }
     }
 
-    /// Whether the outlet has no room, and none is to be expected: what is unreliable is lost, then.
+    /// Whether the sink has no room, and none is to be expected: what is unreliable is lost, then.
     pub(crate) fn loses(&mut self) -> bool {
         if !matches!(self, Self::Host(departure) if departure.channel.is_stuck()) {
             return false;
@@ -123,29 +123,29 @@ impl Outlet<'_> {
     #[inline]
     pub(crate) fn add<E>(
         &mut self,
-        way: &Way,
+        packet_route: &PacketRoute,
         headers: &[u8],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Self::Network(batch) => batch.add(way, headers, length, fill),
-            Self::Host(departure) => departure.add(way, headers, &[], length, fill),
+            Self::Network(batch) => batch.add(packet_route, headers, length, fill),
+            Self::Host(departure) => departure.add(packet_route, headers, &[], length, fill),
         }
     }
 
     /// Appends a datagram, in front of which its receiver finds `header`. Receivers from the network make it themselves.
     pub(crate) fn add_datagram<E>(
         &mut self,
-        way: &Way,
+        packet_route: &PacketRoute,
         headers: &[u8],
         header: impl FnOnce() -> [u8; record::ROUTING_HEADER],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Self::Network(batch) => batch.add(way, headers, length, fill),
-            Self::Host(departure) => departure.add(way, headers, &header(), length, fill),
+            Self::Network(batch) => batch.add(packet_route, headers, length, fill),
+            Self::Host(departure) => departure.add(packet_route, headers, &header(), length, fill),
         }
     }
 
@@ -154,18 +154,18 @@ impl Outlet<'_> {
     pub(crate) fn add_payload<E>(
         &mut self,
         queues: &Queues,
-        (way, headers, length): (&Way, &[u8], usize),
+        (packet_route, headers, length): (&PacketRoute, &[u8], usize),
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
         locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
             Self::Host(departure) if length > record::LONGEST_HERE => {
                 if watch::packets() {
-                    observer::sent_within(&way.route, headers, &[], length);
+                    observer::sent_within(&packet_route.route, headers, &[], length);
                 }
                 departure.refer(queues, headers, length, locate)
             }
-            _ => self.add(way, headers, length, fill),
+            _ => self.add(packet_route, headers, length, fill),
         }
     }
 }
@@ -174,7 +174,7 @@ impl Departure<'_> {
     #[inline]
     fn add<E>(
         &mut self,
-        way: &Way,
+        packet_route: &PacketRoute,
         headers: &[u8],
         before: &[u8],
         length: usize,
@@ -187,7 +187,7 @@ impl Departure<'_> {
             fill(payload)?;
         }
         if watch::packets() {
-            observer::sent_within(&way.route, headers, payload, 0);
+            observer::sent_within(&packet_route.route, headers, payload, 0);
         }
         let behind = record::START + headers.len();
         if let Some(mut slot) = producer.reserve(behind + before.len() + length) {
