@@ -94,7 +94,7 @@ pub trait Transport: Send + Sync {
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
-    /// The process exits normally: flush and say goodbye, in bounded time.
+    /// The process exits normally: flush, and tell the peers, in bounded time.
     fn at_exit(&self) {}
 }
 

@@ -42,11 +42,11 @@ pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
     /// Groups and interfaces that somebody joins at this instant, and the answer once there is one.
-    wishes: Mutex<HashMap<(IpAddr, u32), Option<JoinResult>>>,
+    joins: Mutex<HashMap<(IpAddr, u32), Option<JoinResult>>>,
     answered: Condvar,
 }
 
-/// What has become of a wish to join a group: its packets arrive here, or why not (an errno).
+/// What has become of a request to join a group: its packets arrive here, or why not (an errno).
 type JoinResult = std::result::Result<(), i32>;
 
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl Gate {
         self.held.store(true, Ordering::Release);
         // Whoever joins from now on sees the new state.
         for (group, interface) in net.groups.all() {
-            self.settle_wish(&net.groups, group, interface, join(&socket.socket, group, interface));
+            self.settle_join(&net.groups, group, interface, join(&socket.socket, group, interface));
         }
         self.be_found(net, FIRST_PAUSE);
     }
@@ -252,9 +252,9 @@ impl Gate {
         if !join {
             return self.change_membership(group, interface, join);
         }
-        lock(&self.wishes).insert((group, interface), None);
+        lock(&self.joins).insert((group, interface), None);
         let result = self.change_membership(group, interface, join);
-        lock(&self.wishes).remove(&(group, interface));
+        lock(&self.joins).remove(&(group, interface));
         result
     }
 
@@ -289,21 +289,21 @@ impl Gate {
             if !join {
                 break;
             }
-            let guard = lock(&self.wishes);
-            let answer = |wishes: &HashMap<_, _>| wishes.get(&(group, interface)).copied().flatten();
+            let guard = lock(&self.joins);
+            let answer = |joins: &HashMap<_, _>| joins.get(&(group, interface)).copied().flatten();
             let pause = Duration::from_millis(pause);
-            let (wishes, _) = self
+            let (joins, _) = self
                 .answered
-                .wait_timeout_while(guard, pause, |wishes| answer(wishes).is_none())
+                .wait_timeout_while(guard, pause, |joins| answer(joins).is_none())
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
-            if let Some(answer) = answer(&wishes) {
+            if let Some(answer) = answer(&joins) {
                 return answer.map_err(|errno| cannot_join(group, interface, errno));
             }
         }
         Ok(())
     }
 
-    /// Another process says what has become of a wish. Only the holder of the port is asked. `own`: the groups of this process.
+    /// Another process says what has become of a request to join a group. Only the holder of the port is asked. `own`: the groups of this process.
     pub(crate) fn holder_answers(
         &self,
         own: &Groups,
@@ -315,15 +315,15 @@ impl Gate {
         let is_holder =
             matches!(&*lock(&self.state), State::Member(connection) if Arc::ptr_eq(connection, from));
         if is_holder {
-            self.settle_wish(own, group, interface, answer);
+            self.settle_join(own, group, interface, answer);
         }
     }
 
     /// Packets of a group arrive here from now on, or cannot be had: whoever waits for that is told. Where nobody waits, a new holder has been asked for
     /// what the one before had joined.
-    fn settle_wish(&self, own: &Groups, group: IpAddr, interface: u32, answer: JoinResult) {
-        if let Some(wish) = lock(&self.wishes).get_mut(&(group, interface)) {
-            *wish = Some(answer);
+    fn settle_join(&self, own: &Groups, group: IpAddr, interface: u32, answer: JoinResult) {
+        if let Some(asked) = lock(&self.joins).get_mut(&(group, interface)) {
+            *asked = Some(answer);
             self.answered.notify_all();
         } else if let Err(errno) = answer
             && own.all().contains(&(group, interface))
@@ -513,12 +513,12 @@ mod tests {
         *lock(&gate.state) = State::Member(holder.clone());
         let group: IpAddr = "239.1.2.3".parse().unwrap();
         gate.holder_answers(&own, group, 1, Ok(()), &holder);
-        assert!(lock(&gate.wishes).is_empty(), "nobody waits");
-        lock(&gate.wishes).insert((group, 1), None);
+        assert!(lock(&gate.joins).is_empty(), "nobody waits");
+        lock(&gate.joins).insert((group, 1), None);
         gate.holder_answers(&own, group, 1, Ok(()), &other);
-        assert_eq!(lock(&gate.wishes)[&(group, 1)], None);
+        assert_eq!(lock(&gate.joins)[&(group, 1)], None);
         gate.holder_answers(&own, group, 1, refusal(0), &holder);
-        assert_eq!(lock(&gate.wishes)[&(group, 1)], Some(Err(libc::EIO)));
+        assert_eq!(lock(&gate.joins)[&(group, 1)], Some(Err(libc::EIO)));
         assert_eq!(refusal(libc::ENOBUFS as u16), Err(libc::ENOBUFS));
     }
 }

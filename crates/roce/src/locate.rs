@@ -211,8 +211,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Behind the port that everybody has: where those live who do not answer.
-    pub(crate) const STRANGE: Place = Place { port: PORT, room: None, host: 0 };
+    /// UDP port 4791: the place of a queue pair whose host does not answer questions.
+    pub(crate) const STANDARD_PORT: Place = Place { port: PORT, room: None, host: 0 };
 
     /// Where a lane of this process lives.
     fn of(lane: &Lane) -> Self {
@@ -296,7 +296,7 @@ impl Locator {
                 Some(questions.add(Question::new(wanted, Arc::downgrade(lane), vec![asker])))
             } else {
                 // Bounded; who is not told now goes on by port 4791.
-                return Location::At(known.unwrap_or(Place::STRANGE));
+                return Location::At(known.unwrap_or(Place::STANDARD_PORT));
             }
         };
         if let Some(transaction) = transaction
@@ -308,7 +308,7 @@ impl Locator {
         }
         match known {
             Some(place) => Location::At(place),
-            None if stranger => Location::At(Place::STRANGE),
+            None if stranger => Location::At(Place::STANDARD_PORT),
             None => Location::Asking,
         }
     }
@@ -330,9 +330,9 @@ impl Locator {
         };
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
-            self.keep(subject, Place::STRANGE);
+            self.keep(subject, Place::STANDARD_PORT);
             lock(&self.answers).missed_answer(subject.0);
-            self.wake(net, &patience_over, subject.1, Place::STRANGE);
+            self.wake(net, &patience_over, subject.1, Place::STANDARD_PORT);
         }
         if repeats {
             self.send(net, transaction);
@@ -469,7 +469,7 @@ impl Locator {
         if place.is_none() && question.askers.is_empty() {
             return None;
         }
-        let place = place.unwrap_or(Place::STRANGE);
+        let place = place.unwrap_or(Place::STANDARD_PORT);
         self.keep((question.peer.ip(), question.number), place);
         Some(SettledQuestion { askers: question.askers, number: question.number, place })
     }
@@ -712,8 +712,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 if let Some((transaction, subject)) = own
                     && let Some(settled) = locator.end(transaction, None)
                 {
-                    assert_eq!(settled.place, Place::STRANGE);
-                    known.insert(subject, Place::STRANGE);
+                    assert_eq!(settled.place, Place::STANDARD_PORT);
+                    known.insert(subject, Place::STANDARD_PORT);
                 }
             }
             _ => {
@@ -730,7 +730,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
                 if let Some(settled) = settled {
                     let refused = answer.refused || port == 0;
-                    assert_eq!(settled.place, if refused { Place::STRANGE } else { place });
+                    assert_eq!(settled.place, if refused { Place::STANDARD_PORT } else { place });
                     known.insert((peer, number), settled.place);
                     assert!(!lock(&locator.questions).by_transaction.contains_key(&transaction));
                 }

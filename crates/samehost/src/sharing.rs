@@ -297,11 +297,11 @@ impl Sharing {
 
     /// A thread of the program is at a safe point.
     fn come_by(self: &Arc<Self>) {
-        let Later { requests: wishes, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
+        let Later { requests, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
         let mut shown = lock(&self.shown);
         self.move_ahead(&foreseen, &mut shown);
-        for wish in wishes {
-            self.grant(&wish, Some(moved::share), &mut shown);
+        for request in requests {
+            self.grant(&request, Some(moved::share), &mut shown);
         }
     }
 
@@ -331,30 +331,30 @@ impl Sharing {
         }
     }
 
-    /// Grants all wishes: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
+    /// Grants all requests: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
     fn serve(self: &Arc<Self>) {
         loop {
-            let wish = {
+            let request = {
                 let mut waiting = lock(&self.waiting);
-                let wish = waiting.requests.pop_front();
-                waiting.is_served = wish.is_some();
-                wish
+                let request = waiting.requests.pop_front();
+                waiting.is_served = request.is_some();
+                request
             };
-            let Some(wish) = wish else { return };
+            let Some(request) = request else { return };
             // A thread of the program that moves pages meanwhile waits for the background thread to keep still.
             let Ok(mut shown) = self.shown.try_lock() else {
-                lock(&self.waiting).requests.push_front(wish);
+                lock(&self.waiting).requests.push_front(request);
                 if Soon::call(self).is_err() {
                     lock(&self.waiting).is_served = false;
                 }
                 return;
             };
-            self.grant(&wish, None, &mut shown);
+            self.grant(&request, None, &mut shown);
             drop(shown);
             let is_done = |region: Arc<MemoryRegion>| {
                 !region.may_be_moved() || region.look_at_memory() == Memory::Common
             };
-            if wish.region.upgrade().is_none_or(is_done) {
+            if request.region.upgrade().is_none_or(is_done) {
                 continue;
             }
             self.call_program(|later| {
@@ -362,15 +362,20 @@ impl Sharing {
                     later.requests.retain(ShareRequest::is_alive);
                 }
                 if later.requests.len() < MOST_WAITING {
-                    later.requests.push(wish);
+                    later.requests.push(request);
                 }
             });
         }
     }
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
-    fn grant(self: &Arc<Self>, wish: &ShareRequest, share: Option<Share>, shown: &mut Vec<PublishedRegion>) {
-        let (Some(with), Some(region)) = (wish.with.upgrade(), wish.region.upgrade()) else { return };
+    fn grant(
+        self: &Arc<Self>,
+        request: &ShareRequest,
+        share: Option<Share>,
+        shown: &mut Vec<PublishedRegion>,
+    ) {
+        let (Some(with), Some(region)) = (request.with.upgrade(), request.region.upgrade()) else { return };
         let Ok(engine) = engine::engine() else { return };
         let keys = &engine.keys;
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
@@ -388,14 +393,14 @@ impl Sharing {
                 Err(refusal) => (Vec::new(), Err(refusal)),
             };
             // Who wants to write there may be served in other ways.
-            if moved.is_err_and(|refusal| refusal.may_pass() || wish.is_lent) {
+            if moved.is_err_and(|refusal| refusal.may_pass() || request.is_lent) {
                 keys.may_ask_again(region.key());
             }
             memory = memory_of(moved);
         }
-        let choice = Facts::of(memory, wish.is_lent).choose();
+        let choice = Facts::of(memory, request.is_lent).choose();
         // Who lends it only fetches it otherwise, which says nothing of those who reach it by its key.
-        if choice.way.is_straight() || !wish.is_lent {
+        if choice.way.is_straight() || !request.is_lent {
             region.settle(choice);
         }
         if choice.way.is_straight() {
@@ -483,7 +488,7 @@ fn share_alone(
     (others, if are_free { share() } else { Err(Refusal::Busy) })
 }
 
-/// The background thread looks at wishes.
+/// The background thread looks at requests.
 struct Soon(Arc<Sharing>);
 
 impl Soon {

@@ -106,8 +106,8 @@ impl Identifier {
             return Err(Error::new(libc::ENOSYS, format!("{} has no datagrams", device.name())));
         }
         let queue_pair = self.choose_queue_pair(&inner, &device, parameters)?;
-        let wish = Depths::of_device(&device);
-        let mut connection = wish.settle(parameters, wish, self.service)?;
+        let offered = Depths::of_device(&device);
+        let mut connection = offered.settle(parameters, offered, self.service)?;
         queue_pair.name_in(&mut connection);
         let mut private_data = inner.connect_data.clone();
         private_data.extend_from_slice(parameters.map_or(&[], |parameters| parameters.private_data));

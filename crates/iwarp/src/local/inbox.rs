@@ -37,7 +37,7 @@ pub(crate) struct Inbox {
     /// The last that the peer was told.
     told: AtomicU32,
     /// The channel had no room to tell it, and nothing may follow that does.
-    owes_progress: AtomicBool,
+    is_progress_pending: AtomicBool,
     waiting: Mutex<Queue>,
     /// Some messages wait.
     has_waiting: AtomicBool,
@@ -58,7 +58,7 @@ impl Inbox {
             peer_took: AtomicU32::new(0),
             took: AtomicU32::new(0),
             told: AtomicU32::new(0),
-            owes_progress: AtomicBool::new(false),
+            is_progress_pending: AtomicBool::new(false),
             waiting: Mutex::default(),
             has_waiting: AtomicBool::new(false),
         }
@@ -115,14 +115,15 @@ impl Inbox {
     }
 
     /// The peer is still to be told.
-    pub(crate) fn owe_progress(&self) {
-        self.owes_progress.store(true, Ordering::SeqCst);
+    pub(crate) fn put_off_progress(&self) {
+        self.is_progress_pending.store(true, Ordering::SeqCst);
     }
 
     /// Whether the peer is still to be told. If so, the caller has to tell it from now on.
     #[inline]
-    pub(crate) fn takes_debt(&self) -> bool {
-        self.owes_progress.load(Ordering::Relaxed) && self.owes_progress.swap(false, Ordering::SeqCst)
+    pub(crate) fn takes_pending_progress(&self) -> bool {
+        self.is_progress_pending.load(Ordering::Relaxed)
+            && self.is_progress_pending.swap(false, Ordering::SeqCst)
     }
 
     /// A message has been taken in, by the thread that has the receive lock. Returns whether the peer is to be told.

@@ -158,7 +158,7 @@ impl Rx {
             // Others may wait for the locks that this thread has.
             RecordOutcome::Sleeps => self.owes_ring = true,
             RecordOutcome::Full => {
-                inbox.owe_progress();
+                inbox.put_off_progress();
                 // Where there is room again by now, that is another thread's to see.
                 if !channel.wait(endpoint) {
                     endpoint.look_soon();

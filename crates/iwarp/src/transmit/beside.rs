@@ -24,8 +24,8 @@ impl Near {
         if !self.has_greeted && !endpoint.lane.is_attended() {
             self.has_greeted = self.say(endpoint, What::Greeting);
         }
-        if self.inbox.takes_debt() && !self.say(endpoint, What::Progress) {
-            self.inbox.owe_progress();
+        if self.inbox.takes_pending_progress() && !self.say(endpoint, What::Progress) {
+            self.inbox.put_off_progress();
         }
     }
 

@@ -1,4 +1,4 @@
-//! What other processes say to the gate, in any order, and what that changes: members, wishes, and the groups of the socket, each as a model says.
+//! What other processes say to the gate, in any order, and what that changes: members, requests to join, and the groups of the socket, each as a model says.
 
 use super::*;
 use crate::handover::HEAD;
@@ -75,9 +75,9 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         true => State::Holder { lane: lane.clone(), listener: None, members: Vec::new() },
         false => State::Member(others[0].here.clone()),
     };
-    // Of the members, who they are; and the wishes of this process.
+    // Of the members, who they are; and the requests of this process to join groups.
     let mut members: Vec<(IpAddr, u32, usize)> = Vec::new();
-    let mut wishes: HashMap<(IpAddr, u32), Option<JoinResult>> = HashMap::new();
+    let mut joins: HashMap<(IpAddr, u32), Option<JoinResult>> = HashMap::new();
     let mut ever = HashSet::new();
     for step in steps.as_chunks::<4>().0 {
         let [choice, who, which, errno] = *step;
@@ -89,7 +89,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 gate.member_asks(&own, true, group, interface, &from);
                 ever.insert((group, interface));
                 if is_holder {
-                    let message = others[who].hears().expect("a wish to join is answered");
+                    let message = others[who].hears().expect("a request to join is answered");
                     let (kind, arrival) = handover::parse(&message).expect("a message of ours");
                     assert_eq!((arrival.local, arrival.interface), (group, interface));
                     let member = (group, interface, who);
@@ -119,14 +119,14 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 gate.holder_answers(&own, group, interface, answer, &from);
                 if !is_holder
                     && who == 0
-                    && let Some(wish) = wishes.get_mut(&(group, interface))
+                    && let Some(asked) = joins.get_mut(&(group, interface))
                 {
-                    *wish = Some(answer);
+                    *asked = Some(answer);
                 }
             }
             6 => {
-                lock(&gate.wishes).insert((group, interface), None);
-                wishes.insert((group, interface), None);
+                lock(&gate.joins).insert((group, interface), None);
+                joins.insert((group, interface), None);
             }
             _ => {
                 let packet = [which; 100];
@@ -140,7 +140,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             }
         }
         assert!(others.iter().all(|other| other.hears().is_none()), "nobody asked");
-        assert_eq!(*lock(&gate.wishes), wishes, "only the holder answers, and only what is waited for");
+        assert_eq!(*lock(&gate.joins), joins, "only the holder answers, and only what is waited for");
         if let State::Holder { members: known, .. } = &*lock(&gate.state) {
             let who =
                 |member: &Member| others.iter().position(|it| Arc::ptr_eq(&it.here, &member.connection));

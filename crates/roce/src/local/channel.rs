@@ -38,7 +38,7 @@ pub(crate) struct Packets {
 pub(crate) struct Incoming {
     sweep: Sweep,
     copied: RecordCopy,
-    spoken: LastRegion,
+    last_region: LastRegion,
     /// Queue pairs that packets were for.
     known: LookupCache<Arc<Endpoint>>,
 }
@@ -50,7 +50,7 @@ impl Incoming {
         Box::new(Self {
             sweep: Sweep::counting(counts_alone),
             copied: RecordCopy::new(),
-            spoken: LastRegion::default(),
+            last_region: LastRegion::default(),
             known: LookupCache::default(),
         })
     }
@@ -106,7 +106,7 @@ impl Traffic for Packets {
     #[inline]
     fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> Intake {
         let Self { net, reliable } = channel.traffic();
-        let Incoming { sweep, copied, spoken, known } = incoming;
+        let Incoming { sweep, copied, last_region, known } = incoming;
         sweep.polled = lane;
         let (mut taken, mut fetched, mut held) = (0, 0, false);
         let now = time::late();
@@ -150,7 +150,7 @@ impl Traffic for Packets {
                     }
                     let lease = Lease::new(&record);
                     if let Some(Carried { head, payload, source }) =
-                        copied.parse(&lease, process, |key| spoken.find(&channel.neighbour, key))
+                        copied.parse(&lease, process, |key| last_region.find(&channel.neighbour, key))
                         && let Some(number) = packet::destination(head)
                         && let Ok(packet) = Packet::assemble(head, payload)
                     {
@@ -220,7 +220,7 @@ impl Traffic for Packets {
     }
 
     fn forget(&self, incoming: &mut Incoming) {
-        incoming.spoken.forget();
+        incoming.last_region.forget();
     }
 
     fn failed(channel: &Channel) {

@@ -134,7 +134,7 @@ impl Peer<'_> {
         if self.port.is_some() {
             return Ok(());
         }
-        let question = locate::question(transaction, entry.remote_number, 0, Place::STRANGE);
+        let question = locate::question(transaction, entry.remote_number, 0, Place::STANDARD_PORT);
         send(socket, entry, PORT, &question)?;
         if entry.local == entry.peer {
             // Whoever holds port 4791 of this host may be stopped.
