@@ -187,7 +187,7 @@ impl Record<'_> {
         self.consumer.view.from(self.consumer.position)[1..].as_ptr().cast()
     }
 
-    /// Before memory of the producer's that it speaks of is read: says so.
+    /// Claims the memory of the producer that the record speaks of, before that memory is read.
     ///
     /// # Errors
     /// It must not be read any more, or the record speaks of none.
@@ -195,7 +195,7 @@ impl Record<'_> {
         self.claims().begin()
     }
 
-    /// Whether nobody has taken the claim away meanwhile: to be asked after [`Record::begin_claim`] and the reading. The record stays claimed.
+    /// Whether nobody has taken the claim away meanwhile: to be asked after [`Record::claim`] and the reading. The record stays claimed.
     ///
     /// # Errors
     /// What was read is void.
