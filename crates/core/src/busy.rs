@@ -38,7 +38,7 @@ impl Busy {
         is_busy()
     }
 
-    /// Whether there is a note. For who has had the lock, and does not hold it any more.
+    /// Whether there is a note. A thread asks that has had the lock, and does not hold it any more.
     #[inline]
     pub fn take_note(&self) -> bool {
         self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst)

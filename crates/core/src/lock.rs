@@ -5,8 +5,10 @@
 //! more, has all threads of the process pass a barrier (`crate::barrier`), and waits until the former favourite has let go. Each time that this
 //! happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
-//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment, then counts itself among
-//! the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the look first, and then the holder wakes nobody. Therefore
+//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment,
+//! then counts itself among
+//! the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the look first, and then the
+//! holder wakes nobody. Therefore
 //! a sleep ends by itself after [`SLEEP`]. `model` checks all but the sleep.
 
 use crate::barrier;

@@ -52,7 +52,7 @@ impl Entry {
         self.state.store(u64::from(name) << 32 | count | PUBLISHED, Release);
     }
 
-    /// From now on it is not there for who looks. Who has looked may still use it.
+    /// Withdraws the entry: a process that looks from now on does not find it. A process that has looked before may still use it.
     pub(crate) fn withdraw(&self) {
         self.state.store(self.state.load(Relaxed) & !PUBLISHED, Relaxed);
     }

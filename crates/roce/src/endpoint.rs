@@ -174,7 +174,7 @@ impl Endpoint {
         self.inner.try_lock()
     }
 
-    /// The lock, for who posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
+    /// The lock, for a thread that posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
     /// ([`Busy`]).
     #[inline]
     pub(crate) fn lock_unless_busy(&self) -> Option<LockGuard<'_, EndpointState>> {

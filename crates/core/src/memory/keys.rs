@@ -541,7 +541,7 @@ impl Keys {
     }
 }
 
-/// The number of the slot that a key is in, for who knows the secret of its table.
+/// The number of the slot that a key is in. Only a process that knows the secret of the table can tell.
 #[inline]
 pub fn number(secret: [u32; 4], key: u32) -> u32 {
     open(secret, key >> 8) >> GENERATION_BITS

@@ -267,7 +267,8 @@ pub(super) enum Call {
 /// Up to so many bytes go by the memory file.
 pub const SHORT: usize = 2048;
 
-/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: what the system has not refused.
+/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: what the
+/// system has not refused.
 #[inline]
 pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: bool) -> Option<Call> {
     let has_file = has_file && by_file;

@@ -2,7 +2,8 @@
 //!
 //! The protocol is the same; what differs is the [`carrier`] of packets. When a connected queue pair learns its peer, this process looks whether that lives on
 //! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
-//! connections go by it ([`carrier`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection decide alike.
+//! connections go by it ([`carrier`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection
+//! decide alike.
 //! Nothing is sent while they have not. What a queue pair has of all this is in [`near`] and [`beside`]. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
@@ -70,14 +71,14 @@ struct State {
     unreachable_owners: HashMap<u16, Duration>,
 }
 
-/// How long datagrams go to somebody by the network before he is asked again.
+/// How long datagrams to an owner go by the network before the owner is asked again.
 const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
 /// The most owners that are remembered.
 const MOST_UNREACHABLE: usize = 4096;
 
-/// How long they wait at first, and each time twice as long, up to 64 times as long.
+/// How long such a queue pair waits at first. Each wait is twice as long as the one before, up to 64 times this.
 const AGAIN: Duration = Duration::from_millis(5);
-/// So often queue pairs ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
+/// How often a queue pair asks an owner that lets nobody in, for about five seconds in all. Then the queue pair goes by the network.
 const ATTEMPTS: u32 = 20;
 
 /// Processes of RoCE find each other by queue pair numbers: who owns a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).

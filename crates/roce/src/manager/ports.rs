@@ -144,7 +144,8 @@ pub(crate) fn names(space: PortSpace, address: SocketAddr) -> [Vec<u8>; 2] {
     [address, wildcard_of(address)].map(|address| socket_name(space, address))
 }
 
-/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do where all keep the rules; else our own user is preferred, and
+/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do where all keep the rules; else our own
+/// user is preferred, and
 /// root to others.
 pub(crate) fn choose<C: std::ops::Deref<Target = Connection>>(
     listeners: impl Iterator<Item = C>,

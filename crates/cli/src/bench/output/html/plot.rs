@@ -14,7 +14,7 @@ pub(super) struct Line {
 
 /// What is around the lines.
 pub(super) struct Frame<'a> {
-    /// What the chart shows, for who cannot see it.
+    /// The text that says what the chart shows, for readers who cannot see the chart.
     pub(super) title: &'a str,
     /// Values on the horizontal axis, and what they are called.
     pub(super) ticks: Vec<(f64, String)>,
