@@ -76,7 +76,7 @@ fn a_connection_has_ended_when_its_queue_pair_has_failed_whether_or_not_the_peer
     }
 }
 
-/// The same program in the network namespace of the test, with a pipe to it and one from it.
+/// Starts this test program once more, in the network namespace of the test, with a pipe to it and one from it.
 fn beside(test: &str, role: &str, port: u16) -> (Child, impl Iterator<Item = String>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(ROLE, format!("{role} {port}"));

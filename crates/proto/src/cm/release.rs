@@ -57,7 +57,8 @@ impl<P: Copy + Ord> Manager<P> {
 
     /// Sends each request to release that has no answer once more, in front of its time: the process exits, and does not repeat it later.
     pub fn repeat_releases(&mut self, now: Duration) {
-        let unanswered = self.connections.iter().filter(|(_, connection)| connection.state == State::DreqSent);
+        let unanswered =
+            self.connections.iter().filter(|(_, connection)| connection.state == State::DreqSent);
         let unanswered: Vec<u32> = unanswered.map(|(id, _)| *id).collect();
         for id in unanswered {
             self.transmit_message(id, now);
