@@ -248,7 +248,8 @@ impl CompletionQueue {
         Ok(self.0.core.arm(solicited)?)
     }
 
-    fn take_events(&self) -> Result<()> {
+    /// Takes all events, so that the descriptor is not readable any more.
+    pub(crate) fn take_events(&self) -> Result<()> {
         while self.0.channel.ready(0)? {
             match self.0.channel.wait() {
                 Ok(_) => {}

@@ -181,6 +181,7 @@
 //! device anew. All waiting in this crate is bounded by a time-out that the caller gives. An event loop of any kind can watch the
 //! descriptors of a [`CompletionQueue`] and a [`Listener`] instead.
 
+pub mod asynchronous;
 mod attributes;
 mod completion_queue;
 mod connection;

@@ -517,3 +517,8 @@ pub(crate) fn buffers_of(segments: Segments) -> impl Iterator<Item = Buffer> {
     let (one, many) = segments.into_buffers();
     one.into_iter().chain(many)
 }
+
+/// All buffers that came back with a completion.
+pub(crate) fn buffers_of_completion(completion: Completion) -> impl Iterator<Item = Buffer> {
+    completion.buffer.into_iter().chain(completion.buffers).chain(completion.earlier)
+}

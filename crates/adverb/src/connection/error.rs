@@ -101,6 +101,14 @@ pub struct NotConnected {
     pub queue_pair: QueuePair,
 }
 
+impl NotConnected {
+    /// Of a queue pair that is not connected, which goes into error.
+    pub(super) fn of(error: ConnectError, queue_pair: QueuePair) -> Self {
+        queue_pair.fail();
+        Self { error, queue_pair }
+    }
+}
+
 impl fmt::Debug for NotConnected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotConnected").field("error", &self.error).finish_non_exhaustive()

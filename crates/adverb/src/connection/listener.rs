@@ -1,6 +1,6 @@
 //! Listeners, and the requests for connections that peers send to them.
 
-use super::{Connection, ConnectionOptions, FAILURE, NotConnected, Progress};
+use super::{Connection, ConnectionAttempt, ConnectionOptions, FAILURE, NotConnected, Progress};
 use crate::completion_queue::{left_until, milliseconds};
 use crate::{ConnectError, Context, Error, QueuePair, Result};
 use adverb_core::cm::{self, AddressOptions, IncomingConnection, ListenSink, PrivateDataLimits};
@@ -166,6 +166,15 @@ impl ConnectionRequest {
         queue_pair: QueuePair,
         options: &ConnectionOptions,
     ) -> Result<Connection, NotConnected> {
+        Connection::establish(self.attempt(queue_pair, options), options.timeout)
+    }
+
+    /// Begins to accept the connection onto `queue_pair`.
+    pub(crate) fn attempt(
+        self,
+        queue_pair: QueuePair,
+        options: &ConnectionOptions,
+    ) -> Result<ConnectionAttempt, NotConnected> {
         let limits = self.context.0.transport().connections().private_data_limits();
         let (peer, said) = (Some(self.request.peer()), self.request.private_data().to_vec());
         let asked = self.request.parameters();
@@ -177,7 +186,7 @@ impl ConnectionRequest {
             let data = &options.private_data;
             Ok((self.request.accept(queue_pair.core(), parameters, data, sink)?, progress))
         });
-        Connection::establish(queue_pair, begun, peer, said, options.timeout)
+        ConnectionAttempt::new(queue_pair, begun, peer, said)
     }
 
     /// Refuses the connection, telling the peer `private_data`.

@@ -32,7 +32,7 @@ const FAILURE: &str = "a thread of adverb in this process has failed";
 struct Progress {
     state: Mutex<ConnectionReport>,
     changed: Condvar,
-    /// Readable once the connection has ended; made when the program first asks for it.
+    /// Readable once the connection has ended, and while a task waits for the answer. Made when the program first asks for it.
     descriptor: OnceLock<OwnedFd>,
 }
 
@@ -46,6 +46,14 @@ struct ConnectionReport {
     by_us: bool,
     /// A thread of the engine has failed.
     failed: bool,
+}
+
+impl ConnectionReport {
+    /// The peer's answer, or why there is no connection. Once.
+    fn outcome(&mut self) -> Option<Result<Vec<u8>, ConnectError>> {
+        let closed = || ConnectError::from_status("the peer closed the connection at once", libc::ECONNRESET);
+        self.answer.take().or_else(|| self.ended.then(|| Err(closed())))
+    }
 }
 
 impl ConnectionSink for Progress {
@@ -69,11 +77,9 @@ impl ConnectionSink for Progress {
         let mut state = self.lock();
         match answer {
             Some(answer) => state.answer = Some(answer),
-            None => {
-                state.ended = true;
-                self.tell();
-            }
+            None => state.ended = true,
         }
+        self.tell();
         self.changed.notify_all();
     }
 }
@@ -102,6 +108,18 @@ impl Progress {
         }
     }
 
+    /// The outcome, if there is one. From then on, only the end makes the descriptor readable.
+    fn outcome(&self) -> Option<Result<Vec<u8>, ConnectError>> {
+        let mut state = self.lock();
+        let outcome = state.outcome()?;
+        if let Some(descriptor) = self.descriptor.get().filter(|_| !state.ended) {
+            let mut count = 0u64;
+            // SAFETY: eight bytes of a live local, from an open descriptor that never waits.
+            unsafe { libc::read(descriptor.as_raw_fd(), (&raw mut count).cast(), 8) };
+        }
+        Some(outcome)
+    }
+
     /// The descriptor that [`Progress::tell`] makes readable.
     fn descriptor(&self) -> Result<&OwnedFd> {
         let state = self.lock();
@@ -113,7 +131,7 @@ impl Progress {
             }
             // SAFETY: fresh, and nobody else's.
             self.descriptor.get_or_init(|| unsafe { OwnedFd::from_raw_fd(new) });
-            if state.ended {
+            if state.ended || state.answer.is_some() {
                 self.tell();
             }
         }
@@ -172,33 +190,51 @@ impl Drop for Handle {
     }
 }
 
-impl Connection {
-    /// Waits for the outcome of a connection that has begun, or could not begin. `asked`: what the peer has said with its request.
-    fn establish(
+/// A connection that has begun, and has no outcome yet. Its drop gives it up.
+pub(crate) struct ConnectionAttempt {
+    handle: Handle,
+    queue_pair: QueuePair,
+    progress: Arc<Progress>,
+    peer: Option<SocketAddr>,
+    /// What the peer has said with its request. Empty if this side asks.
+    asked: Vec<u8>,
+}
+
+impl ConnectionAttempt {
+    /// Of what has begun, or could not.
+    fn new(
         queue_pair: QueuePair,
         begun: Result<(Box<dyn OutgoingConnection>, Arc<Progress>)>,
         peer: Option<SocketAddr>,
         asked: Vec<u8>,
-        timeout: Duration,
     ) -> Result<Self, NotConnected> {
-        let failed = |error, queue_pair: QueuePair| {
-            queue_pair.fail();
-            Err(NotConnected { error, queue_pair })
-        };
-        let (handle, progress) = match begun {
-            Ok((handle, progress)) => (Handle(handle), progress),
-            Err(error) => return failed(ConnectError::Failed(error), queue_pair),
-        };
-        let closed = || ConnectError::from_status("the peer closed the connection at once", libc::ECONNRESET);
-        let outcome = progress.wait(timeout, |reported| {
-            reported.answer.take().or_else(|| reported.ended.then(|| Err(closed())))
-        });
-        // The thread may sleep from here on.
-        safe_point();
+        match begun {
+            Ok((handle, progress)) => Ok(Self { handle: Handle(handle), queue_pair, progress, peer, asked }),
+            Err(error) => Err(NotConnected::of(ConnectError::Failed(error), queue_pair)),
+        }
+    }
+
+    /// The outcome, if there is one. Once.
+    pub(crate) fn outcome(&self) -> Option<Result<Vec<u8>, ConnectError>> {
+        self.progress.outcome()
+    }
+
+    /// A descriptor that is readable while there is an outcome that nobody has taken.
+    pub(crate) fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.progress.descriptor()?.as_fd())
+    }
+
+    /// The connection, or why there is none. No outcome: the peer did not answer within `timeout`.
+    pub(crate) fn end(
+        self,
+        outcome: Option<Result<Vec<u8>, ConnectError>>,
+        timeout: Duration,
+    ) -> Result<Connection, NotConnected> {
+        let Self { handle, queue_pair, progress, peer, asked } = self;
         let error = match outcome {
             Some(Ok(answer)) => {
                 let private_data = if asked.is_empty() { answer } else { asked };
-                return Ok(Self { handle, queue_pair, progress, private_data, peer });
+                return Ok(Connection { handle, queue_pair, progress, private_data, peer });
             }
             Some(Err(error)) => error,
             None => ConnectError::Failed(Error::new(
@@ -208,7 +244,21 @@ impl Connection {
         };
         // Before the queue pair has another life.
         drop(handle);
-        failed(error, queue_pair)
+        Err(NotConnected::of(error, queue_pair))
+    }
+}
+
+impl Connection {
+    /// Waits for the outcome of a connection that has begun, or could not begin.
+    fn establish(
+        begun: Result<ConnectionAttempt, NotConnected>,
+        timeout: Duration,
+    ) -> Result<Self, NotConnected> {
+        let attempt = begun?;
+        let outcome = attempt.progress.wait(timeout, ConnectionReport::outcome);
+        // The thread may sleep from here on.
+        safe_point();
+        attempt.end(outcome, timeout)
     }
 
     /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
@@ -361,8 +411,17 @@ impl QueuePair {
         peer: SocketAddr,
         options: &ConnectionOptions,
     ) -> Result<Connection, NotConnected> {
+        Connection::establish(self.attempt(peer, options), options.timeout)
+    }
+
+    /// Begins to connect to the program that listens at `peer`.
+    pub(crate) fn attempt(
+        self,
+        peer: SocketAddr,
+        options: &ConnectionOptions,
+    ) -> Result<ConnectionAttempt, NotConnected> {
         let begun = self.begin(peer, options);
-        Connection::establish(self, begun, Some(peer), Vec::new(), options.timeout)
+        ConnectionAttempt::new(self, begun, Some(peer), Vec::new())
     }
 
     fn begin(

@@ -41,7 +41,7 @@ use std::time::Duration;
 #[must_use = "options do nothing until they are handed to a call"]
 pub struct ConnectionOptions {
     pub(super) private_data: Vec<u8>,
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     pub(super) source: Option<SocketAddr>,
     retries: u8,
     no_receive_retries: u8,

@@ -1,0 +1,526 @@
+//! What the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait.
+//!
+//! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that they concern. If its own is not among them,
+//! it leaves its waker and arms the queue. One task of the connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions
+//! in the same way, and arms the queue again while tasks wait. So no future depends on another one that is dropped, or that nobody polls.
+
+use super::failed_wait;
+use super::runtime::Watch;
+use crate::request::buffers_of_completion;
+use crate::{Buffer, Completion, CompletionQueue, Connection, Error, Result, Status, WorkRequest};
+use adverb_core::request::SendFlags;
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::hint::spin_loop;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// The number of each receive. Requests of the send queue have the index of their place.
+pub(super) const RECEIVE: u64 = u64::MAX;
+
+/// A connection, and what its futures share. Thread-safe.
+pub(super) struct Driver {
+    pub(super) connection: Connection,
+    queue: CompletionQueue,
+    /// How long a future looks for completions before its task sleeps.
+    spin: Duration,
+    state: Mutex<DriverState>,
+    watcher: Mutex<WatcherEnd>,
+}
+
+struct DriverState {
+    requests: Vec<Request>,
+    free: Vec<usize>,
+    /// Requests that may be posted.
+    room: usize,
+    posters: Waiters,
+    /// Messages that nobody has taken.
+    messages: VecDeque<Completion>,
+    readers: Waiters,
+    /// Why there are no more messages. None while there may be some.
+    end: Option<Result<()>>,
+    /// Requests in flight for which a task waits.
+    awaited: usize,
+    /// The descriptor will be readable at the next completion, or is so already.
+    armed: bool,
+    /// The queue cannot be watched any more.
+    failure: Option<Error>,
+    /// Buffers of requests whose futures were dropped, and of atomics.
+    spare: Vec<Buffer>,
+}
+
+/// A place in the table of requests.
+enum Request {
+    Free,
+    /// With the task that waits for the end.
+    InFlight(Option<Waker>),
+    /// Nobody waits for the end any more.
+    Detached,
+    Done(Completion),
+}
+
+/// Tells the watcher to end.
+#[derive(Default)]
+struct WatcherEnd {
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+/// Tasks that wait for the same thing, in the order in which they came.
+#[derive(Default)]
+struct Waiters {
+    last: u64,
+    queue: VecDeque<(u64, Waker)>,
+}
+
+/// The place of a task among [`Waiters`], if it has one.
+pub(super) type Ticket = Option<u64>;
+
+impl Waiters {
+    /// How many tasks come before this one.
+    fn before(&self, ticket: Ticket) -> usize {
+        let place = ticket.and_then(|ticket| self.queue.iter().position(|(it, _)| *it == ticket));
+        place.unwrap_or(self.queue.len())
+    }
+
+    fn enter(&mut self, ticket: &mut Ticket, waker: &Waker) {
+        let place = self.before(*ticket);
+        match self.queue.get_mut(place) {
+            Some((_, old)) => old.clone_from(waker),
+            None => {
+                self.last += 1;
+                *ticket = Some(self.last);
+                self.queue.push_back((self.last, waker.clone()));
+            }
+        }
+    }
+
+    fn leave(&mut self, ticket: &mut Ticket) {
+        if let Some(ticket) = ticket.take() {
+            self.queue.retain(|(it, _)| *it != ticket);
+        }
+    }
+
+    /// The wakers of the first `count` tasks, which stay until they leave.
+    fn first(&self, count: usize) -> impl Iterator<Item = Waker> {
+        self.queue.iter().take(count).map(|(_, waker)| waker.clone())
+    }
+}
+
+/// What is done when the lock is free again: a waker and a drop may run any code.
+#[derive(Default)]
+struct Afterwards {
+    wakers: Vec<Waker>,
+    buffers: Vec<Buffer>,
+}
+
+impl Drop for Afterwards {
+    fn drop(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl DriverState {
+    /// Takes all completions out of the queue.
+    fn drain(&mut self, queue: &CompletionQueue, afterwards: &mut Afterwards) -> Result<()> {
+        while let Some(completion) = queue.poll()? {
+            match completion.id {
+                RECEIVE => self.received(completion, afterwards),
+                place => self.sent(place as usize, completion, afterwards),
+            }
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, completion: Completion, afterwards: &mut Afterwards) {
+        match completion.error() {
+            None => {
+                self.messages.push_back(completion);
+                afterwards.wakers.extend(self.readers.first(self.messages.len()));
+            }
+            Some(error) => {
+                // The first failure has the reason: the others are flushed.
+                let end = if error.is_flushed() { Ok(()) } else { Err(error.into()) };
+                self.end.get_or_insert(end);
+                afterwards.buffers.extend(completion.buffer);
+                afterwards.wakers.extend(self.readers.first(usize::MAX));
+            }
+        }
+    }
+
+    fn sent(&mut self, place: usize, completion: Completion, afterwards: &mut Afterwards) {
+        let Some(request) = self.requests.get_mut(place) else { return };
+        match std::mem::replace(request, Request::Done(completion)) {
+            Request::InFlight(waker) => {
+                self.awaited -= usize::from(waker.is_some());
+                afterwards.wakers.extend(waker);
+            }
+            _ => {
+                if let Request::Done(completion) = std::mem::replace(request, Request::Free) {
+                    self.keep(buffers_of_completion(completion), afterwards);
+                }
+                self.free.push(place);
+            }
+        }
+        self.room += 1;
+        afterwards.wakers.extend(self.posters.first(self.room));
+    }
+
+    /// Keeps buffers for other requests, one for each that can be in flight.
+    fn keep(&mut self, buffers: impl IntoIterator<Item = Buffer>, afterwards: &mut Afterwards) {
+        for buffer in buffers {
+            match self.spare.len() < self.requests.len() {
+                true => self.spare.push(buffer),
+                false => afterwards.buffers.push(buffer),
+            }
+        }
+    }
+
+    /// Arms the queue, and takes what has completed before.
+    fn arm(&mut self, queue: &CompletionQueue, afterwards: &mut Afterwards) -> Result<()> {
+        if !self.armed {
+            queue.core().arm(false)?;
+            self.armed = true;
+            self.drain(queue, afterwards)?;
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, error: Error, afterwards: &mut Afterwards) {
+        self.failure = Some(error);
+        afterwards.wakers.extend(self.readers.first(usize::MAX).chain(self.posters.first(usize::MAX)));
+        for request in &mut self.requests {
+            if let Request::InFlight(waker) = request {
+                self.awaited -= usize::from(waker.is_some());
+                afterwards.wakers.extend(waker.take());
+            }
+        }
+    }
+}
+
+impl Driver {
+    /// Of a connection whose requests all complete on `queue`, at most `sends` of its send queue at once.
+    pub(super) fn new(connection: Connection, queue: CompletionQueue, sends: u32, spin: Duration) -> Self {
+        let state = DriverState {
+            requests: Vec::new(),
+            free: Vec::new(),
+            room: sends as usize,
+            posters: Waiters::default(),
+            messages: VecDeque::new(),
+            readers: Waiters::default(),
+            end: None,
+            awaited: 0,
+            armed: false,
+            failure: None,
+            spare: Vec::new(),
+        };
+        Self { connection, queue, spin, state: Mutex::new(state), watcher: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DriverState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes completions until `take` finds what the future waits for. If there is none, `wait` leaves the waker.
+    fn poll_for<T>(
+        &self,
+        context: &Context<'_>,
+        ticket: &mut Ticket,
+        mut take: impl FnMut(&mut DriverState, &mut Ticket) -> Option<T>,
+        wait: impl FnOnce(&mut DriverState, &mut Ticket, &Waker),
+    ) -> Poll<Result<T>> {
+        // Dropped after the guard of the lock.
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        let mut began = None;
+        loop {
+            if let Some(failure) = &state.failure {
+                return Poll::Ready(Err(failure.clone()));
+            }
+            state.drain(&self.queue, &mut afterwards)?;
+            if let Some(found) = take(&mut state, ticket) {
+                return Poll::Ready(Ok(found));
+            }
+            if self.spin.is_zero() || began.get_or_insert_with(Instant::now).elapsed() >= self.spin {
+                break;
+            }
+            drop(state);
+            drop(std::mem::take(&mut afterwards));
+            spin_loop();
+            state = self.lock();
+        }
+        wait(&mut state, ticket, context.waker());
+        state.arm(&self.queue, &mut afterwards)?;
+        match take(&mut state, ticket) {
+            Some(found) => Poll::Ready(Ok(found)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// The oldest message. None after the end of the connection.
+    pub(super) fn poll_message(
+        &self,
+        ticket: &mut Ticket,
+        context: &Context<'_>,
+    ) -> Poll<Result<Option<Completion>>> {
+        let take = |state: &mut DriverState, ticket: &mut Ticket| {
+            let message = match state.readers.before(*ticket) < state.messages.len() {
+                true => Ok(state.messages.pop_front()),
+                // Tasks that came before take the messages that are left.
+                false => state.end.clone()?.map(|()| None),
+            };
+            state.readers.leave(ticket);
+            Some(message)
+        };
+        let found =
+            self.poll_for(context, ticket, take, |state, ticket, waker| state.readers.enter(ticket, waker));
+        found.map(Result::flatten)
+    }
+
+    /// A task that had left its waker waits for a message no more.
+    pub(super) fn leave_readers(&self, ticket: &mut Ticket) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        state.readers.leave(ticket);
+        afterwards.wakers.extend(state.readers.first(state.messages.len()));
+    }
+
+    /// A place for a request of the send queue, which the caller posts at once.
+    pub(super) fn poll_place(self: &Arc<Self>, ticket: &mut Ticket, context: &Context<'_>) -> Poll<Result<Place>> {
+        let take = |state: &mut DriverState, ticket: &mut Ticket| {
+            if state.posters.before(*ticket) >= state.room {
+                return None;
+            }
+            state.posters.leave(ticket);
+            state.room -= 1;
+            let index = state.free.pop().unwrap_or_else(|| {
+                state.requests.push(Request::Free);
+                state.requests.len() - 1
+            });
+            state.requests[index] = Request::InFlight(None);
+            Some(index)
+        };
+        let found =
+            self.poll_for(context, ticket, take, |state, ticket, waker| state.posters.enter(ticket, waker));
+        found.map(|found| found.map(|index| Place { driver: self.clone(), index: Some(index) }))
+    }
+
+    /// A task that had left its waker waits for a place no more.
+    pub(super) fn leave_posters(&self, ticket: &mut Ticket) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        state.posters.leave(ticket);
+        afterwards.wakers.extend(state.posters.first(state.room));
+    }
+
+    /// Waits for a place for a request of the send queue.
+    pub(super) async fn place(self: &Arc<Self>) -> Result<Place> {
+        let mut turn = Turn { driver: self, ticket: None, leave: Self::leave_posters };
+        poll_fn(|context| self.poll_place(&mut turn.ticket, context)).await
+    }
+
+    /// Waits for the oldest message. None after the end of the connection.
+    pub(super) async fn message(&self) -> Result<Option<Completion>> {
+        let mut turn = Turn { driver: self, ticket: None, leave: Self::leave_readers };
+        poll_fn(|context| self.poll_message(&mut turn.ticket, context)).await
+    }
+
+    /// Posts the buffer of a message again. A connection that has ended takes none.
+    pub(super) fn post_receive(&self, buffer: Buffer) {
+        if self.connection.post_receive(RECEIVE, buffer).is_err() {
+            let mut afterwards = Afterwards::default();
+            let mut state = self.lock();
+            state.end.get_or_insert(Ok(()));
+            afterwards.wakers.extend(state.readers.first(usize::MAX));
+        }
+    }
+
+    /// A buffer of this length that was used before, or a new one.
+    pub(super) fn buffer(&self, length: usize) -> Result<Buffer> {
+        let mut state = self.lock();
+        let spare = state.spare.iter().position(|buffer| buffer.len() == length);
+        let spare = spare.map(|place| state.spare.swap_remove(place));
+        drop(state);
+        spare.map_or_else(|| self.connection.domain().buffer(length), Ok)
+    }
+
+    /// Keeps a buffer for other requests.
+    pub(super) fn recycle(&self, buffer: Buffer) {
+        let mut afterwards = Afterwards::default();
+        self.lock().keep([buffer], &mut afterwards);
+    }
+
+    /// The descriptor was readable.
+    fn tend(&self) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        let tended = self.queue.take_events().and_then(|()| {
+            state.armed = false;
+            state.drain(&self.queue, &mut afterwards)?;
+            let waits =
+                state.awaited > 0 || !state.readers.queue.is_empty() || !state.posters.queue.is_empty();
+            if waits { state.arm(&self.queue, &mut afterwards) } else { Ok(()) }
+        });
+        if let Err(error) = tended {
+            state.fail(error, &mut afterwards);
+        }
+    }
+
+    /// Ends the watcher.
+    pub(super) fn end_watcher(&self) {
+        let mut end = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+        end.ended = true;
+        let waker = end.waker.take();
+        drop(end);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A future that waits among others. Its drop lets the next one go on.
+struct Turn<'a> {
+    driver: &'a Driver,
+    ticket: Ticket,
+    leave: fn(&Driver, &mut Ticket),
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.ticket.is_some() {
+            (self.leave)(self.driver, &mut self.ticket);
+        }
+    }
+}
+
+/// A place for one request of the send queue. Its drop leaves the request to itself: the buffers of a request in flight are kept for others when it
+/// ends.
+pub(super) struct Place {
+    driver: Arc<Driver>,
+    /// None once the end of the request was taken.
+    index: Option<usize>,
+}
+
+impl Place {
+    /// Posts a request. The result waits for its end.
+    pub(super) fn post(mut self, mut request: WorkRequest<'_>) -> Result<Place> {
+        let Some(index) = self.index else { return Ok(self) };
+        // The end of each request is waited for.
+        request.flags |= SendFlags::SIGNALED;
+        let posted = self.driver.connection.post_send(request.id(index as u64));
+        posted.map_err(|rejected| {
+            self.index = None;
+            self.driver.give_back(index);
+            Error::from(rejected)
+        })?;
+        Ok(self)
+    }
+
+    /// Leaves the place to another request: nothing was posted.
+    pub(super) fn give_up(mut self) {
+        if let Some(index) = self.index.take() {
+            self.driver.give_back(index);
+        }
+    }
+
+    /// The end of the request.
+    pub(super) fn poll_end(&mut self, context: &Context<'_>) -> Poll<Result<Completion>> {
+        let Some(index) = self.index else {
+            return Poll::Ready(Err(Error::invalid("the end of the request was taken")));
+        };
+        let take = |state: &mut DriverState, _: &mut Ticket| match std::mem::replace(&mut state.requests[index], Request::Free) {
+            Request::Done(completion) => {
+                state.free.push(index);
+                Some(completion)
+            }
+            other => {
+                state.requests[index] = other;
+                None
+            }
+        };
+        let end = self.driver.poll_for(context, &mut None, take, |state, _, waker| {
+            if let Request::InFlight(old) = &mut state.requests[index] {
+                state.awaited += usize::from(old.is_none());
+                *old = Some(waker.clone());
+            }
+        });
+        if matches!(end, Poll::Ready(Ok(_))) {
+            self.index = None;
+        }
+        end
+    }
+}
+
+impl Driver {
+    /// Frees the place of a request that was not posted.
+    fn give_back(&self, index: usize) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        state.requests[index] = Request::Free;
+        state.free.push(index);
+        state.room += 1;
+        afterwards.wakers.extend(state.posters.first(state.room));
+    }
+
+    /// Leaves a request to itself.
+    fn detach(&self, index: usize) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        match std::mem::replace(&mut state.requests[index], Request::Detached) {
+            Request::InFlight(waker) => state.awaited -= usize::from(waker.is_some()),
+            Request::Done(completion) => {
+                state.requests[index] = Request::Free;
+                state.free.push(index);
+                state.keep(buffers_of_completion(completion), &mut afterwards);
+            }
+            other => state.requests[index] = other,
+        }
+    }
+}
+
+impl Future for Place {
+    type Output = Result<Completion>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_end(context)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(index) = self.index {
+            self.driver.detach(index);
+        }
+    }
+}
+
+/// The task of a connection that waits for its queue's descriptor.
+pub(super) struct Watcher {
+    pub(super) driver: Arc<Driver>,
+    pub(super) watch: Box<dyn Watch>,
+}
+
+impl Future for Watcher {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        loop {
+            let mut end = this.driver.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+            if end.ended {
+                return Poll::Ready(());
+            }
+            end.waker = Some(context.waker().clone());
+            drop(end);
+            match this.watch.poll_readable(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => this.driver.tend(),
+                Poll::Ready(Err(error)) => {
+                    let mut afterwards = Afterwards::default();
+                    this.driver.lock().fail(failed_wait("a completion", &error), &mut afterwards);
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Where async connections come from: those that this side asks for, and those of a listener.
+
+use super::driver::RECEIVE;
+use super::runtime::{Runtime, Watch, readable};
+use super::{AsyncConnection, failed_wait};
+use crate::connection::ConnectionAttempt;
+use crate::{
+    CompletionQueue, ConnectError, ConnectionOptions, ConnectionRequest, Error, Listener, NotConnected,
+    ProtectionDomain, QueuePair, QueuePairOptions, Result,
+};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// The parts of an async connection.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AsyncOptions {
+    /// Requests in flight at once: 128. More wait.
+    pub max_sends: u32,
+    /// Messages that may come before the program takes one: 16.
+    pub receives: u32,
+    /// Most bytes of a message that comes: 4096. A longer one ends the connection.
+    pub message_bytes: usize,
+    /// Most bytes that one request can take along by copy ([`Payload::Inline`](crate::Payload::Inline)): 64.
+    pub inline_bytes: u32,
+    /// How long a future looks for its completion before its task sleeps: 0.
+    pub spin: Duration,
+}
+
+impl Default for AsyncOptions {
+    fn default() -> Self {
+        Self { max_sends: 128, receives: 16, message_bytes: 4096, inline_bytes: 64, spin: Duration::ZERO }
+    }
+}
+
+/// Where async connections come from: a protection domain, a runtime, and the parts of each connection. Cheap to clone, thread-safe.
+///
+/// ```
+/// # #[cfg(feature = "tokio")]
+/// # mod with_tokio {
+/// use adverb::Context;
+/// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # pub(super) async fn main() -> adverb::Result<()> {
+/// let domain = Context::open_default()?.protection_domain()?;
+/// let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+/// let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16)?;
+/// let address = listener.local_address();
+///
+/// let server = tokio::spawn(async move {
+///     let connection = listener.accept().await?.accept(&[]).await?;
+///     while let Some(message) = connection.receive().await? {
+///         connection.send(&message[..]).await?;
+///     }
+///     adverb::Result::Ok(())
+/// });
+///
+/// let connection = endpoint.connect(address, &[]).await?;
+/// connection.send(b"hello").await?;
+/// let answer = connection.receive().await?.expect("the server answers");
+/// assert_eq!(&answer[..], b"hello");
+/// drop((connection, answer));
+/// server.await.unwrap()
+/// # }
+/// # }
+/// # fn main() -> adverb::Result<()> {
+/// # #[cfg(feature = "tokio")]
+/// # with_tokio::main()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct AsyncEndpoint {
+    domain: ProtectionDomain,
+    runtime: Arc<dyn Runtime>,
+    options: AsyncOptions,
+}
+
+impl AsyncEndpoint {
+    /// Connections of `domain` whose tasks `runtime` runs, with the options of [`AsyncOptions::default`].
+    pub fn new(domain: &ProtectionDomain, runtime: impl Runtime) -> Self {
+        Self { domain: domain.clone(), runtime: Arc::new(runtime), options: AsyncOptions::default() }
+    }
+
+    /// The same with other options, for the connections that come.
+    pub fn with_options(self, options: AsyncOptions) -> Self {
+        Self { options, ..self }
+    }
+
+    /// Its protection domain: where memory comes from.
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// The options of its connections.
+    pub fn options(&self) -> &AsyncOptions {
+        &self.options
+    }
+
+    /// Connects to the program that listens at `peer`, with `private_data` for it. Gives up after 10 seconds.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect`].
+    pub async fn connect(
+        &self,
+        peer: SocketAddr,
+        private_data: &[u8],
+    ) -> Result<AsyncConnection, ConnectError> {
+        self.connect_with(peer, &ConnectionOptions::new().private_data(private_data)).await
+    }
+
+    /// Connects to the program that listens at `peer`. Gives up after the time that `options` say.
+    ///
+    /// # Errors
+    /// As [`QueuePair::connect_with`].
+    pub async fn connect_with(
+        &self,
+        peer: SocketAddr,
+        options: &ConnectionOptions,
+    ) -> Result<AsyncConnection, ConnectError> {
+        self.establish(options, |queue_pair| queue_pair.attempt(peer, options)).await
+    }
+
+    /// Listens on `address` (port 0 chooses one); at most `backlog` requests wait for [`AsyncListener::accept`].
+    ///
+    /// # Errors
+    /// As [`Listener::bind`]; those of the runtime.
+    pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<AsyncListener> {
+        let listener = Listener::bind(self.domain.context(), address, backlog)?;
+        let descriptor = duplicate(&listener)?;
+        let watch = self.runtime.watch(descriptor).map_err(|error| failed_wait("requests", &error))?;
+        Ok(AsyncListener { listener, watch, endpoint: self.clone() })
+    }
+
+    /// A connection that `begin` begins on a new queue pair.
+    async fn establish(
+        &self,
+        options: &ConnectionOptions,
+        begin: impl FnOnce(QueuePair) -> Result<ConnectionAttempt, NotConnected>,
+    ) -> Result<AsyncConnection, ConnectError> {
+        let (queue_pair, queue) = self.queue_pair()?;
+        let attempt = begin(queue_pair)?;
+        let changed = duplicate(&attempt.descriptor()?)?;
+        let mut changed =
+            self.runtime.watch(changed).map_err(|error| failed_wait("the peer's answer", &error))?;
+        let timeout = options.timeout;
+        let mut deadline = self.after(timeout)?;
+        let outcome = loop {
+            if let Some(outcome) = attempt.outcome() {
+                break Some(outcome);
+            }
+            let in_time = poll_fn(|context| {
+                if let Poll::Ready(result) = changed.poll_readable(context) {
+                    return Poll::Ready(result.map(|()| true));
+                }
+                match &mut deadline {
+                    Some(deadline) => deadline.poll_readable(context).map_ok(|()| false),
+                    None => Poll::Pending,
+                }
+            });
+            let in_time = in_time.await.map_err(|error| failed_wait("the peer's answer", &error))?;
+            if !in_time {
+                break attempt.outcome();
+            }
+        };
+        // The descriptor is nobody's before the connection's own end can make it readable.
+        drop(changed);
+        let connection = attempt.end(outcome, timeout)?;
+        Ok(AsyncConnection::new(connection, queue, &self.options, self.runtime.clone())?)
+    }
+
+    /// A queue pair with its receives, and the queue where all its requests complete.
+    fn queue_pair(&self) -> Result<(QueuePair, CompletionQueue)> {
+        let AsyncOptions { max_sends, receives, message_bytes, inline_bytes, .. } = self.options;
+        let capacity = max_sends.checked_add(receives);
+        let capacity = capacity.ok_or_else(|| Error::invalid("max_sends and receives: their sum is too large"))?;
+        let queue = self.domain.context().completion_queue(capacity)?;
+        let options =
+            QueuePairOptions { max_sends, max_receives: receives, inline_bytes, ..QueuePairOptions::new(&queue) };
+        let queue_pair = self.domain.queue_pair(options)?;
+        // One registration for all.
+        let bytes = message_bytes.checked_mul(receives as usize);
+        let bytes = bytes.ok_or_else(|| Error::invalid("message_bytes times receives is too large"))?;
+        if bytes > 0 {
+            let mut rest = self.domain.buffer(bytes)?;
+            for _ in 0..receives {
+                let behind = rest.split_off(message_bytes);
+                queue_pair.post_receive(RECEIVE, std::mem::replace(&mut rest, behind))?;
+            }
+        }
+        Ok((queue_pair, queue))
+    }
+
+    /// Readable after `time`. None for a time that never ends.
+    fn after(&self, time: Duration) -> Result<Option<Box<dyn Watch>>> {
+        let Some(timer) = timer(time).map_err(|error| failed_wait("a deadline", &error))? else {
+            return Ok(None);
+        };
+        let watch = self.runtime.watch(timer).map_err(|error| failed_wait("a deadline", &error))?;
+        Ok(Some(watch))
+    }
+}
+
+impl fmt::Debug for AsyncEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncEndpoint").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// A copy of a descriptor, which a runtime may watch beside others of the same object.
+pub(super) fn duplicate(descriptor: &impl AsFd) -> Result<OwnedFd> {
+    let copy = descriptor.as_fd().try_clone_to_owned();
+    copy.map_err(|error| Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("a descriptor: {error}")))
+}
+
+/// A descriptor that is readable after `time`. None for a time that timerfd_create(2) cannot say.
+fn timer(time: Duration) -> io::Result<Option<OwnedFd>> {
+    let Ok(seconds) = libc::time_t::try_from(time.as_secs()) else { return Ok(None) };
+    // 0 would be no time at all.
+    let time = time.max(Duration::from_nanos(1));
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let value = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos() as libc::c_long };
+    let once = libc::itimerspec { it_interval: zero, it_value: value };
+    // SAFETY: timerfd_create(2) takes plain numbers.
+    let descriptor = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fresh, and nobody else's.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: timerfd_settime(2) reads a live local, and writes nothing to NULL.
+    match unsafe { libc::timerfd_settime(descriptor.as_raw_fd(), 0, &once, std::ptr::null_mut()) } {
+        0 => Ok(Some(descriptor)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Takes connections on a local address. Dropping it stops listening.
+pub struct AsyncListener {
+    listener: Listener,
+    watch: Box<dyn Watch>,
+    endpoint: AsyncEndpoint,
+}
+
+impl AsyncListener {
+    /// The address, with the port that was chosen.
+    pub fn local_address(&self) -> SocketAddr {
+        self.listener.local_address()
+    }
+
+    /// The oldest request for a connection. Waits until there is one.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork; EIO after a thread of adverb has failed; those of the runtime.
+    pub async fn accept(&mut self) -> Result<AsyncConnectionRequest> {
+        loop {
+            if let Some(request) = self.listener.try_accept()? {
+                return Ok(AsyncConnectionRequest { request, endpoint: self.endpoint.clone() });
+            }
+            readable(&mut *self.watch).await.map_err(|error| failed_wait("a request", &error))?;
+        }
+    }
+}
+
+impl fmt::Debug for AsyncListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncListener").field("local_address", &self.local_address()).finish()
+    }
+}
+
+/// A peer that asks for a connection. Dropping it refuses.
+///
+/// [`AsyncConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a task of its own.
+#[derive(Debug)]
+pub struct AsyncConnectionRequest {
+    request: ConnectionRequest,
+    endpoint: AsyncEndpoint,
+}
+
+impl AsyncConnectionRequest {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.request.peer_address()
+    }
+
+    /// What the peer said. Transports may append zeros.
+    pub fn private_data(&self) -> &[u8] {
+        self.request.private_data()
+    }
+
+    /// Accepts the connection, telling the peer `private_data`. Waits until it stands. Gives up after 10 seconds.
+    ///
+    /// # Errors
+    /// As [`ConnectionRequest::accept`].
+    pub async fn accept(self, private_data: &[u8]) -> Result<AsyncConnection, ConnectError> {
+        self.accept_with(&ConnectionOptions::new().private_data(private_data)).await
+    }
+
+    /// Accepts the connection. Waits until it stands, as long as `options` say.
+    ///
+    /// # Errors
+    /// As [`ConnectionRequest::accept_with`].
+    pub async fn accept_with(self, options: &ConnectionOptions) -> Result<AsyncConnection, ConnectError> {
+        let Self { request, endpoint } = self;
+        endpoint.establish(options, |queue_pair| request.attempt(queue_pair, options)).await
+    }
+
+    /// Refuses the connection, telling the peer `private_data`.
+    ///
+    /// # Errors
+    /// EINVAL for more private data than the transport carries.
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.request.reject(private_data)
+    }
+}

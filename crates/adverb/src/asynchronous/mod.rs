@@ -1,0 +1,51 @@
+//! Connections for async programs, on any runtime.
+//!
+//! An [`AsyncEndpoint`] makes [`AsyncConnection`]s. Their functions are futures: `connection.send(b"hello").await`. A future takes what has completed
+//! when it is polled. Otherwise its task sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
+//! operation or a connection, and one task for each connection.
+//!
+//! The runtime is that of tokio ([`Tokio`](runtime/struct.Tokio.html), feature `tokio`), that of smol (feature `smol`), or any other that implements [`Runtime`].
+//!
+//! # Futures that are dropped
+//!
+//! A future may be dropped at any time, as `select!` and a time-out do:
+//!
+//! | future | what its drop does |
+//! |---|---|
+//! | a request that waits for a place in the send queue | the request is never posted |
+//! | a request that was posted | it is carried out, and its buffer is kept for [`AsyncConnection::buffer`] |
+//! | [`AsyncConnection::receive`] | nothing: the message is for the next call |
+//! | [`AsyncListener::accept`] | nothing: the request is for the next call |
+//! | [`AsyncEndpoint::connect`], [`AsyncConnectionRequest::accept`] | the connection is given up |
+//!
+//! # Back-pressure
+//!
+//! A request waits for its turn while [`max_sends`](AsyncOptions::max_sends) requests are in flight. A message waits at the peer while all
+//! [`receives`](AsyncOptions::receives) hold messages that the program has not dropped.
+//!
+//! # Latency
+//!
+//! A task that sleeps is woken by the kernel, which takes several microseconds. [`AsyncOptions::spin`] lets a future look for its completion for a
+//! while before its task sleeps. No other task of this thread runs meanwhile.
+
+mod connection;
+mod driver;
+mod endpoint;
+mod runtime;
+mod stream;
+
+pub use connection::{AsyncConnection, Message};
+pub use endpoint::{AsyncConnectionRequest, AsyncEndpoint, AsyncListener, AsyncOptions};
+#[cfg(feature = "smol")]
+pub use runtime::Smol;
+#[cfg(feature = "tokio")]
+pub use runtime::Tokio;
+pub use runtime::{Runtime, Task, Watch};
+pub use stream::ByteStream;
+
+use crate::Error;
+
+/// The runtime could not wait for something.
+fn failed_wait(what: &str, error: &std::io::Error) -> Error {
+    Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("waiting for {what}: {error}"))
+}

@@ -1,0 +1,125 @@
+//! What the futures need of a runtime, and the runtimes that this crate knows.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A task that a [`Runtime`] is to run.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A program with another runtime writes the
+/// two functions itself.
+pub trait Runtime: Send + Sync + 'static {
+    /// Watches `descriptor` for the time that the result lives.
+    ///
+    /// # Errors
+    /// Those of the system, such as EMFILE.
+    fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>>;
+
+    /// Runs `task` to its end, beside the caller. There is one such task for each connection, and it ends with the connection.
+    fn spawn(&self, task: Task);
+}
+
+/// A descriptor that a [`Runtime`] watches.
+pub trait Watch: Send + Sync {
+    /// Ready if the descriptor has become readable since this function was last ready. It may be ready without need.
+    ///
+    /// Otherwise the task of `context` is woken as soon as the descriptor is readable. One task at a time waits.
+    ///
+    /// # Errors
+    /// Those of the runtime, such as its end.
+    fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
+}
+
+/// Waits until the descriptor is readable.
+pub(super) async fn readable(watch: &mut dyn Watch) -> io::Result<()> {
+    std::future::poll_fn(|context| watch.poll_readable(context)).await
+}
+
+#[cfg(feature = "tokio")]
+mod with_tokio {
+    use super::{Runtime, Task, Watch};
+    use std::io;
+    use std::os::fd::OwnedFd;
+    use std::task::{Context, Poll, ready};
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+    use tokio::runtime::Handle;
+
+    /// The runtime of tokio. It needs tokio's I/O driver: `enable_io` or `enable_all` of its builder, as `#[tokio::main]` does.
+    #[derive(Clone, Debug)]
+    pub struct Tokio(Handle);
+
+    impl Tokio {
+        /// The runtime in which the caller runs.
+        ///
+        /// # Panics
+        /// Outside a runtime of tokio.
+        #[track_caller]
+        pub fn current() -> Self {
+            Self(Handle::current())
+        }
+    }
+
+    impl From<Handle> for Tokio {
+        fn from(handle: Handle) -> Self {
+            Self(handle)
+        }
+    }
+
+    impl Runtime for Tokio {
+        fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>> {
+            let _inside = self.0.enter();
+            Ok(Box::new(AsyncFd::with_interest(descriptor, Interest::READABLE)?))
+        }
+
+        fn spawn(&self, task: Task) {
+            self.0.spawn(task);
+        }
+    }
+
+    impl Watch for AsyncFd<OwnedFd> {
+        fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            // Whoever is told reads all events before it looks again, so the next event is a new edge.
+            ready!(self.poll_read_ready(context))?.clear_ready();
+            Poll::Ready(Ok(()))
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+pub use with_tokio::Tokio;
+
+#[cfg(feature = "smol")]
+mod with_smol {
+    use super::{Runtime, Task, Watch};
+    use smol::Async;
+    use std::io;
+    use std::os::fd::OwnedFd;
+    use std::task::{Context, Poll};
+
+    /// The runtime of smol: its global executor.
+    #[derive(Clone, Copy, Debug, Default)]
+    pub struct Smol;
+
+    impl Runtime for Smol {
+        fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>> {
+            Ok(Box::new(Async::new(descriptor)?))
+        }
+
+        fn spawn(&self, task: Task) {
+            smol::spawn(task).detach();
+        }
+    }
+
+    impl Watch for Async<OwnedFd> {
+        fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Async::poll_readable(self, context)
+        }
+    }
+}
+
+#[cfg(feature = "smol")]
+pub use with_smol::Smol;
