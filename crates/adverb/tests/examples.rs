@@ -77,6 +77,18 @@ fn clients() {
 }
 
 #[test]
+fn async_rpc() {
+    // The squares of all numbers below 1000.
+    let wanted =
+        format!("100 clients have asked 1000 questions: {}\n", (0..1000u64).map(|it| it * it).sum::<u64>());
+    for device in ["roce0", "iwarp0"] {
+        let output = example("async_rpc").env("ADVERB_DEVICE", device).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(text, wanted, "{device}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
 fn ping_pong() {
     let mut server = serve("ping_pong", &["serve", "127.0.0.1:0"]);
     assert!(client("ping_pong", &[&server.address]).starts_with("10000 messages there and back"));

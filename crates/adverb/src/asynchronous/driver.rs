@@ -7,7 +7,7 @@
 use super::failed_wait;
 use super::runtime::Watch;
 use crate::request::buffers_of_completion;
-use crate::{Buffer, Completion, CompletionQueue, Connection, Error, Result, Status, WorkRequest};
+use crate::{Buffer, Completion, CompletionQueue, Connection, Error, Result, WorkRequest};
 use adverb_core::request::SendFlags;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -288,7 +288,11 @@ impl Driver {
     }
 
     /// A place for a request of the send queue, which the caller posts at once.
-    pub(super) fn poll_place(self: &Arc<Self>, ticket: &mut Ticket, context: &Context<'_>) -> Poll<Result<Place>> {
+    pub(super) fn poll_place(
+        self: &Arc<Self>,
+        ticket: &mut Ticket,
+        context: &Context<'_>,
+    ) -> Poll<Result<Place>> {
         let take = |state: &mut DriverState, ticket: &mut Ticket| {
             if state.posters.before(*ticket) >= state.room {
                 return None;
@@ -428,7 +432,10 @@ impl Place {
         let Some(index) = self.index else {
             return Poll::Ready(Err(Error::invalid("the end of the request was taken")));
         };
-        let take = |state: &mut DriverState, _: &mut Ticket| match std::mem::replace(&mut state.requests[index], Request::Free) {
+        let take = |state: &mut DriverState, _: &mut Ticket| match std::mem::replace(
+            &mut state.requests[index],
+            Request::Free,
+        ) {
             Request::Done(completion) => {
                 state.free.push(index);
                 Some(completion)

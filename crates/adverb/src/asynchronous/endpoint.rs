@@ -173,6 +173,7 @@ impl AsyncEndpoint {
         // The descriptor is nobody's before the connection's own end can make it readable.
         drop(changed);
         let connection = attempt.end(outcome, timeout)?;
+        connection.queue_pair().answer_soon_without_receive();
         Ok(AsyncConnection::new(connection, queue, &self.options, self.runtime.clone())?)
     }
 
@@ -180,10 +181,15 @@ impl AsyncEndpoint {
     fn queue_pair(&self) -> Result<(QueuePair, CompletionQueue)> {
         let AsyncOptions { max_sends, receives, message_bytes, inline_bytes, .. } = self.options;
         let capacity = max_sends.checked_add(receives);
-        let capacity = capacity.ok_or_else(|| Error::invalid("max_sends and receives: their sum is too large"))?;
+        let capacity =
+            capacity.ok_or_else(|| Error::invalid("max_sends and receives: their sum is too large"))?;
         let queue = self.domain.context().completion_queue(capacity)?;
-        let options =
-            QueuePairOptions { max_sends, max_receives: receives, inline_bytes, ..QueuePairOptions::new(&queue) };
+        let options = QueuePairOptions {
+            max_sends,
+            max_receives: receives,
+            inline_bytes,
+            ..QueuePairOptions::new(&queue)
+        };
         let queue_pair = self.domain.queue_pair(options)?;
         // One registration for all.
         let bytes = message_bytes.checked_mul(receives as usize);
@@ -217,7 +223,9 @@ impl fmt::Debug for AsyncEndpoint {
 /// A copy of a descriptor, which a runtime may watch beside others of the same object.
 pub(super) fn duplicate(descriptor: &impl AsFd) -> Result<OwnedFd> {
     let copy = descriptor.as_fd().try_clone_to_owned();
-    copy.map_err(|error| Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("a descriptor: {error}")))
+    copy.map_err(|error| {
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("a descriptor: {error}"))
+    })
 }
 
 /// A descriptor that is readable after `time`. None for a time that timerfd_create(2) cannot say.
@@ -229,7 +237,8 @@ fn timer(time: Duration) -> io::Result<Option<OwnedFd>> {
     let value = libc::timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos() as libc::c_long };
     let once = libc::itimerspec { it_interval: zero, it_value: value };
     // SAFETY: timerfd_create(2) takes plain numbers.
-    let descriptor = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+    let descriptor =
+        unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }

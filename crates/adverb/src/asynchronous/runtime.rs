@@ -72,7 +72,9 @@ mod with_tokio {
     impl Runtime for Tokio {
         fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>> {
             let _inside = self.0.enter();
-            Ok(Box::new(AsyncFd::with_interest(descriptor, Interest::READABLE)?))
+            // SAFETY: an `OwnedFd` has one descriptor for its whole life, and the `AsyncFd` owns it until its own end.
+            let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+            Ok(Box::new(watched?))
         }
 
         fn spawn(&self, task: Task) {

@@ -144,7 +144,10 @@ impl ByteStream {
         let receives = receives - RESERVE;
         connection.send(&header(receives, u32::try_from(own_bytes).unwrap_or(u32::MAX))[..]).await?;
         let Some(greeting) = connection.receive().await? else {
-            return Err(Error::new(libc::ECONNRESET, "the connection has ended before the peer made a stream of it"));
+            return Err(Error::new(
+                libc::ECONNRESET,
+                "the connection has ended before the peer made a stream of it",
+            ));
         };
         let (most_credits, peer_bytes) =
             parse(&greeting).filter(|_| greeting.len() == HEADER).ok_or_else(no_stream)?;
@@ -361,7 +364,9 @@ fn parse(message: &[u8]) -> Option<(u32, u32)> {
 }
 
 fn no_stream() -> Error {
-    Error::invalid("the peer has sent what is no part of a stream: it has made no ByteStream of its connection")
+    Error::invalid(
+        "the peer has sent what is no part of a stream: it has made no ByteStream of its connection",
+    )
 }
 
 #[cfg(feature = "tokio")]
