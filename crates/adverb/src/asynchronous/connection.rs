@@ -166,7 +166,7 @@ impl AsyncConnection {
         Some(Message { driver: self.driver.clone(), buffer: Some(buffer?), bytes, immediate, invalidated })
     }
 
-    /// As [`AsyncConnection::receive`], of a task that keeps its place among those that wait.
+    /// Polls for the oldest message, as [`AsyncConnection::receive`] does, for a task that keeps its place among those that wait.
     pub(super) fn poll_receive(
         &self,
         ticket: &mut Ticket,

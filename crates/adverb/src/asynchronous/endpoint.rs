@@ -89,7 +89,7 @@ impl AsyncEndpoint {
         Self { domain: domain.clone(), runtime: Arc::new(runtime), options: AsyncOptions::default() }
     }
 
-    /// The same with other options, for the connections that come.
+    /// An endpoint with other options, for the connections that come.
     pub fn with_options(self, options: AsyncOptions) -> Self {
         Self { options, ..self }
     }
