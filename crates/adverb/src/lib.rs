@@ -179,7 +179,7 @@
 //! Everything is thread-safe. An engine with one background thread starts with the first device that is opened; it serves peers while the
 //! program does something else. In a child of `fork` inherited objects answer with ENODEV and may be dropped; the child opens the
 //! device anew. All waiting in this crate is bounded by a time-out that the caller gives. An event loop of any kind can watch the
-//! descriptors of a [`CompletionQueue`] and a [`Listener`] instead.
+//! descriptors of a [`CompletionQueue`] and a [`Listener`] instead. Programs on tokio, smol or another runtime have the futures of [`asynchronous`].
 
 pub mod asynchronous;
 mod attributes;

@@ -60,7 +60,7 @@ impl AsyncConnection {
         self.driver.connection.peer_address()
     }
 
-    /// Its protection domain: where memory comes from.
+    /// The protection domain of the connection, where memory comes from.
     pub fn domain(&self) -> &ProtectionDomain {
         self.driver.connection.domain()
     }

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 /// The parts of an async connection.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct AsyncOptions {
     /// Requests in flight at once: 128. More wait.
     pub max_sends: u32,
@@ -94,7 +93,7 @@ impl AsyncEndpoint {
         Self { options, ..self }
     }
 
-    /// Its protection domain: where memory comes from.
+    /// The protection domain of the connections, where memory comes from.
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }

@@ -4,7 +4,8 @@
 //! when it is polled. Otherwise its task sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
 //! operation or a connection, and one task for each connection.
 //!
-//! The runtime is that of tokio ([`Tokio`](runtime/struct.Tokio.html), feature `tokio`), that of smol (feature `smol`), or any other that implements [`Runtime`].
+//! The runtime is that of tokio (`Tokio`, with the feature `tokio`), that of smol (`Smol`, with the feature `smol`), or any other that implements
+//! [`Runtime`].
 //!
 //! # Futures that are dropped
 //!
