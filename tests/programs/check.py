@@ -3,6 +3,7 @@
 import collections
 import functools
 import glob
+import json
 import os
 import re
 import shlex
@@ -115,7 +116,7 @@ def compile_once(name, folder):
 Finding = collections.namedtuple("Finding", "name sentence remedy places")
 
 HEAD = re.compile(r"^adverb check: ([a-z0-9-]+): (.*)$")
-SUMMARY = re.compile(r"^adverb check: (?:(\d+) findings?\b.*|no findings(?:; .*)?)$", re.MULTILINE)
+SUMMARY = re.compile(r"^adverb check: (?:(\d+) findings? \(.*\)|no findings) in process \d+ \(.*?\)(?:[,;] .*)?$", re.MULTILINE)
 PLACE = re.compile(r"\(([^()]*):(\d+)\)")
 
 
@@ -338,6 +339,44 @@ def no_data_changes(adverb, folder):
     return "the data is as it was"
 
 
+def findings_name_their_process(adverb, folder):
+    """Two processes share a file of findings: each finding and each summary says whose it is."""
+    program = compiled("too_many_elements_send", folder)
+    with tempfile.TemporaryDirectory(prefix="adverb-check-") as own:
+        path = os.path.join(own, "findings")
+        run(adverb, "roce0", ["sh", "-c", '"$0" & "$0"; wait', program], "--check", "--check-file", path)
+        with open(path) as file:
+            text = file.read()
+    name = re.escape(os.path.basename(program))
+    found = re.findall(rf"^    in process (\d+) \({name}\)$", text, re.MULTILINE)
+    ended = re.findall(rf"^adverb check: 1 finding \(too-many-elements\) in process (\d+) \({name}\)$", text, re.MULTILINE)
+    if len(set(found)) != 2 or sorted(found) != sorted(ended):
+        raise Failed(f"processes {found} have findings, and {ended} have ended:\n{text}")
+    return f"processes {' and '.join(sorted(found))}"
+
+
+def in_json(adverb, folder, name):
+    """The lines of JSON about a program with findings, and its process."""
+    with Process([adverb, "run", "--device", "roce0", "--check", "--check-format", "json", "--", compiled(name, folder)]) as process:
+        expect_success([process], LIMIT_S)
+        return [json.loads(line) for line in process.output().splitlines() if line.startswith("{")]
+
+
+def json_has_numbers(adverb, folder):
+    """Findings as JSON have the numbers that their sentences have: of the queue pair, the request and the completion queue."""
+    [finding, _] = in_json(adverb, folder, "too_many_elements_send")
+    pair, wr_id = (int(finding.get(name, 0)) for name in ("queue_pair", "wr_id"))
+    if not pair or f"request {wr_id:#x} of queue pair {pair:#x} " not in finding["text"] or "completion_queue" in finding:
+        raise Failed(f"queue pair or request: {finding}")
+    [finding, summary] = in_json(adverb, folder, "leaked_completion_queue")
+    if not finding.get("completion_queue") or f"completion queue {finding['completion_queue']} of " not in finding["text"]:
+        raise Failed(f"completion queue: {finding}")
+    if "queue_pair" in finding or "wr_id" in finding or (finding["process"], finding["program"]) != (summary["process"], summary["program"]):
+        raise Failed(f"{finding}, and the summary {summary}")
+    return "queue pair, request, completion queue"
+
+
+GAVE_UP = re.compile(r"^adverb check: no findings in process \d+ \(.*?\); the program ended with status 1,", re.MULTILINE)
 FAULTS = (
     "completion:REM_ACCESS_ERR@1",
     "completion:RETRY_EXC_ERR@1",
@@ -357,7 +396,7 @@ def faults_are_no_findings(adverb, folder):
         with Process([adverb, "run", "--device", "roce0", "--check", "--fault", rule, "--", *command]) as process:
             status = process.wait(LIMIT_S)
             output = process.describe()
-        if not status or findings(output) or "no findings; the program ended with status 1" not in output or "fault 1: " not in output:
+        if not status or findings(output) or not GAVE_UP.search(output) or "fault 1: " not in output:
             raise Failed(f"{rule}: status {status}\n{output}")
     return f"{len(FAULTS)} faults"
 
@@ -420,6 +459,8 @@ def tests(adverb, folder):
         found += [(f"check::others::{other.name}::{device}", no_alarm, (adverb, device, other)) for device in other.devices]
     found += [(f"check::others::{kind}::roce0", mpi_job, (adverb, folder, kind)) for kind in MPI]
     found.append(("check::standard_error_closed", no_data_changes, (adverb, folder)))
+    found.append(("check::findings_name_their_process", findings_name_their_process, (adverb, folder)))
+    found.append(("check::json_has_numbers", json_has_numbers, (adverb, folder)))
     found.append(("check::faults_are_no_findings", faults_are_no_findings, (adverb, folder)))
     found.append(("check::document", document, ()))
     return found

@@ -1,5 +1,5 @@
 /* A worker process is forked with an open device, and polls the completion queue of its parent.
- * expects: used-in-child: completion queue of 16 entries ... child of fork
+ * expects: used-in-child: completion queue ... of 16 entries ... child of fork
  * remedy: the process that made the objects
  */
 #include "common.h"

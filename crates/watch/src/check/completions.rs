@@ -106,6 +106,12 @@ impl Check {
                 posted.wr_id, posted.length
             )
         };
+        let about = |kind, lkey: u32, text| {
+            Finding::new(kind, lkey.into(), text)
+                .pair(whose.number)
+                .request(request.posted.wr_id)
+                .at("posted at", request.site)
+        };
         let (address, lkey) =
             request.elements.first().map_or((0, 0), |element| (element.address, element.lkey));
         match memory::checksum(whose.keys(), whose.domain, &request.elements) {
@@ -117,14 +123,14 @@ impl Check {
                     element.address,
                     element.lkey
                 );
-                Some(Finding::new(Kind::BufferFreed, element.lkey.into(), text).at("posted at", request.site))
+                Some(about(Kind::BufferFreed, element.lkey, text))
             }
             Ok(Some(now)) if now != before && !self.others_may_write(request, whose) => {
                 let text = format!(
                     "{}: its bytes at {address:#x} have changed since it was posted, before its completion was polled",
                     what()
                 );
-                Some(Finding::new(Kind::BufferChanged, lkey.into(), text).at("posted at", request.site))
+                Some(about(Kind::BufferChanged, lkey, text))
             }
             Ok(_) => None,
         }
@@ -202,7 +208,7 @@ impl State {
             "{} has held {most} completions at a time, and an adapter has room for {entries}",
             object.name
         );
-        Some(Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made))
+        Some(Finding::of_object(Kind::CompletionQueueOverrun, object, text).at("made at", object.made))
     }
 
     /// The completion of a send was polled. The requests that it frees go to the end of `freed`. The protection domain of its queue pair, if that is known.

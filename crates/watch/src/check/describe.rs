@@ -21,7 +21,7 @@ unsafe fn read<T: Copy>(address: usize) -> Option<T> {
 /// # Safety
 /// The object lives, and the arguments are right for the call.
 pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, arguments: &Arguments) -> New {
-    let mut uses = Vec::new();
+    let (mut uses, mut number) = (Vec::new(), 0);
     // SAFETY: the caller's promise: every object of verbs begins with its context, but for contexts and flows.
     let mut context = unsafe { read::<usize>(pointer) }.unwrap_or(0);
     let address = || format!("{} {pointer:#x}", thing.name());
@@ -58,7 +58,8 @@ pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, argument
             Thing::CompletionQueue => {
                 let queue = pointer as *const ibv_cq;
                 uses = vec![(&raw const (*queue).channel).read() as usize];
-                format!("completion queue of {} entries", entries(call, arguments).unwrap_or(0))
+                number = (&raw const (*queue).handle).read();
+                format!("completion queue {number} of {} entries", entries(call, arguments).unwrap_or(0))
             }
             Thing::QueuePair => return pair(pointer),
             Thing::SharedQueue => {
@@ -106,7 +107,7 @@ pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, argument
             }
         }
     };
-    New { thing, name, context, uses, manager: 0 }
+    New { thing, number, name, context, uses, manager: 0 }
 }
 
 /// Memory of a region, and who may write to it.
@@ -168,8 +169,9 @@ pub(super) unsafe fn pair(pointer: usize) -> New {
             (&raw const (*pair).srq).read() as usize,
         ];
         let context = (&raw const (*pair).context).read() as usize;
-        let name = format!("queue pair {:#x}", (&raw const (*pair).qp_num).read());
-        New { thing: Thing::QueuePair, name, context, uses, manager: 0 }
+        let number = (&raw const (*pair).qp_num).read();
+        let name = format!("queue pair {number:#x}");
+        New { thing: Thing::QueuePair, number, name, context, uses, manager: 0 }
     }
 }
 

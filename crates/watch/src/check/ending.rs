@@ -83,6 +83,10 @@ impl Pair {
             }
             _ => format!("{what} is signalled, and the program ends without a poll of its completion"),
         };
-        Some(Finding::new(Kind::InFlightAtExit, self.number.into(), text).at("posted at", *site))
+        Some(
+            Finding::of_pair(Kind::InFlightAtExit, self.number, text)
+                .request(posted.wr_id)
+                .at("posted at", *site),
+        )
     }
 }

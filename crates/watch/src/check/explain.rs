@@ -29,7 +29,7 @@ pub(super) fn explain(
         Some(_) => format!("receive {wr_id:#x} of {name}, of {length} bytes"),
         None => format!("request {wr_id:#x} of {name}"),
     };
-    let new = |kind, text| Finding::new(kind, queue_pair.into(), text);
+    let new = |kind, text| Finding::of_pair(kind, queue_pair, text).request(wr_id);
     let finding = match status {
         IBV_WC_LOC_LEN_ERR if completed.is_receive() => new(
             Kind::ReceiveTooSmall,

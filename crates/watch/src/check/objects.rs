@@ -14,6 +14,8 @@ pub(super) struct Object {
     pub(super) thing: Thing,
     /// No two objects have the same.
     pub(super) serial: u64,
+    /// Of a queue pair, its number; of a completion queue, its handle.
+    pub(super) number: u32,
     /// For a sentence: `queue pair 0x12`.
     pub(super) name: String,
     pub(super) made: Site,
@@ -75,6 +77,7 @@ pub(super) struct Objects {
 /// What is known of a new object.
 pub(super) struct New {
     pub(super) thing: Thing,
+    pub(super) number: u32,
     pub(super) name: String,
     pub(super) context: usize,
     pub(super) uses: Vec<usize>,
@@ -113,13 +116,14 @@ impl Objects {
     /// A call has made an object.
     pub(super) fn make(&mut self, pointer: usize, new: New, site: Site) -> u64 {
         self.last += 1;
-        let New { thing, name, context, uses, manager } = new;
+        let New { thing, number, name, context, uses, manager } = new;
         self.failed.remove(&thing);
         self.gone.remove(&pointer);
         self.inherited.remove(&pointer);
         let object = Object {
             thing,
             serial: self.last,
+            number,
             name,
             made: site,
             context,
@@ -238,16 +242,16 @@ impl Objects {
             let is_harmless = ends_process || call == "ibv_close_device";
             let text = format!("{} is of the parent process, and a child of fork uses it", object.name);
             return (!is_harmless)
-                .then(|| Finding::new(Kind::UsedInChild, object.serial, text).at("made at", object.made));
+                .then(|| Finding::of_object(Kind::UsedInChild, object, text).at("made at", object.made));
         }
         let gone = self.gone.get(&pointer).filter(|gone| gone.object.thing == thing)?;
         let name = &gone.object.name;
         let finding = if destroys {
             let text = format!("{name} is destroyed by {call}, but {} has destroyed it already", gone.call);
-            Finding::new(Kind::ObjectDestroyedTwice, gone.object.serial, text)
+            Finding::of_object(Kind::ObjectDestroyedTwice, &gone.object, text)
         } else {
             let text = format!("{name} is used by {call}, but {} has destroyed it already", gone.call);
-            Finding::new(Kind::ObjectUsedAfterDestroy, gone.object.serial, text)
+            Finding::of_object(Kind::ObjectUsedAfterDestroy, &gone.object, text)
         };
         Some(finding.at("destroyed at", gone.site).at("made at", gone.object.made))
     }
@@ -269,7 +273,7 @@ impl Objects {
                 "{} of {} failed with EBUSY and was not repeated: {}",
                 refused.call, object.name, refused.names
             );
-            let finding = Finding::new(Kind::DestroyRefused, object.serial, text)
+            let finding = Finding::of_object(Kind::DestroyRefused, object, text)
                 .of(refused.call, refused.site)
                 .at("made at", object.made);
             findings.push((object.serial, finding));
@@ -299,7 +303,7 @@ impl Objects {
                 None => "never destroyed: the program ends with it",
             };
             let text = format!("{subject} {end}");
-            let finding = Finding::new(Kind::ObjectLeaked, first.serial, text).at("made at", first.made);
+            let finding = Finding::of_object(Kind::ObjectLeaked, first, text).at("made at", first.made);
             findings.push((first.serial, finding));
         }
         findings.sort_by_key(|(serial, _)| *serial);
@@ -315,7 +319,7 @@ mod tests {
     const END: Caller = Caller { call: "ibv_dealloc_pd", destroys: true, ends_process: false };
 
     fn new(thing: Thing, name: &str, uses: &[usize]) -> New {
-        New { thing, name: name.to_owned(), context: 1, uses: uses.to_vec(), manager: 0 }
+        New { thing, number: 0, name: name.to_owned(), context: 1, uses: uses.to_vec(), manager: 0 }
     }
 
     fn objects() -> Objects {

@@ -263,27 +263,27 @@ impl Check {
         built: &[(PostedRequest, usize)],
     ) -> Option<Finding> {
         // SAFETY: the caller's promise.
-        let (mut kind, number, mut text, mut remedy) =
-            unsafe { work::refused(act, arguments, errno, built) }?;
+        let mut finding = unsafe { work::refused(act, arguments, errno, built) }?;
         let (failed_change, is_managers) = self.with(|state| {
             let is_managers = state.objects.get(arguments[0]).is_some_and(|object| object.manager != 0);
             (state.flight.pairs.get(&arguments[0]).and_then(|pair| pair.failed_change), is_managers)
         });
-        if kind == Kind::WrongState && is_managers {
-            text.push_str("; rdma_cm takes it there before it reports RDMA_CM_EVENT_ESTABLISHED");
-            remedy = Some(
+        if finding.kind == Kind::WrongState && is_managers {
+            finding.text.push_str("; rdma_cm takes it there before it reports RDMA_CM_EVENT_ESTABLISHED");
+            finding.remedy = Some(
                 "let rdma_cm take the queue pair through INIT, RTR and RTS, and post sends after RDMA_CM_EVENT_ESTABLISHED"
                     .to_owned(),
             );
         }
-        if let (Kind::WrongState, Some((errno, _))) = (kind, failed_change) {
-            kind = Kind::ResultIgnored;
+        if let (Kind::WrongState, Some((errno, _))) = (finding.kind, failed_change) {
+            finding.kind = Kind::ResultIgnored;
             let errno = names::of_errno(errno).unwrap_or("an error");
-            text = format!("ibv_modify_qp failed with {errno} before, and the program went on: {text}");
-            remedy = None;
+            finding.text = format!(
+                "ibv_modify_qp failed with {errno} before, and the program went on: {}",
+                finding.text
+            );
+            finding.remedy = None;
         }
-        let mut finding = Finding::new(kind, number.into(), text);
-        finding.remedy = remedy;
         Some(match failed_change {
             Some((_, site)) => finding.at("failed at", site),
             None => finding,
@@ -345,7 +345,7 @@ impl Check {
         }
         let why = core.why_refused(from, &core_attributes(attributes), mask)?;
         let text = format!("ibv_modify_qp of queue pair {number:#x} is refused: {why}");
-        let finding = Finding::new(Kind::WrongState, number.into(), text);
+        let finding = Finding::of_pair(Kind::WrongState, number, text);
         Some(match why.split_once("needs also ") {
             Some((_, missing)) => {
                 finding.remedy(format!("set the attributes and their bits in attr_mask: {missing}"))
@@ -369,7 +369,12 @@ impl Check {
             "{call} of the region with lkey {lkey:#x}, while {} {:#x} of {whose} is posted and uses it",
             user.what, user.wr_id
         );
-        findings.push(Finding::new(Kind::RegionInUse, lkey.into(), text).at("posted at", user.site));
+        findings.push(
+            Finding::new(Kind::RegionInUse, lkey.into(), text)
+                .pair(user.number)
+                .request(user.wr_id)
+                .at("posted at", user.site),
+        );
     }
 }
 
@@ -444,7 +449,13 @@ impl State {
             "{} failed with {errno} for wr_id {}, and the program polls for completions though nothing is posted",
             post.call, post.wr_id
         );
-        Some(Finding::new(Kind::ResultIgnored, queue as u64, text).at("failed at", post.site))
+        let number = self.objects.get(queue).map(|object| object.number);
+        Some(
+            Finding::new(Kind::ResultIgnored, queue as u64, text)
+                .request(post.wr_id)
+                .queue(number)
+                .at("failed at", post.site),
+        )
     }
 
     /// The requests in flight that use a region: one of each queue.
@@ -516,7 +527,12 @@ impl State {
             "{call} of the memory window with rkey {rkey:#x}, while request {:#x} of queue pair {number:#x} uses it",
             request.posted.wr_id
         );
-        Some(Finding::new(Kind::WindowInUse, rkey.into(), text).at("posted at", request.site))
+        Some(
+            Finding::new(Kind::WindowInUse, rkey.into(), text)
+                .pair(number)
+                .request(request.posted.wr_id)
+                .at("posted at", request.site),
+        )
     }
 }
 

@@ -1,6 +1,8 @@
 //! How findings come out: each once, as text or JSON, and a line at the end.
 
 use super::finding::Kind;
+use super::objects::Object;
+use super::roles::Thing;
 use super::setting::FindingFormat;
 use super::site::{Place, Site};
 use super::suppress::Suppressions;
@@ -23,6 +25,12 @@ pub(super) struct Finding {
     pub(super) remedy: Option<String>,
     /// Which object it is about: the same kind is said once of it.
     pub(super) object: u64,
+    /// The number of the queue pair that it is about.
+    queue_pair: Option<u32>,
+    /// The request or receive that it is about.
+    wr_id: Option<u64>,
+    /// The number (`handle`) of the completion queue that it is about.
+    completion_queue: Option<u32>,
     /// The call that shows it.
     pub(super) call: Option<&'static str>,
     /// Where that call was made, unless it is being made just now.
@@ -33,7 +41,51 @@ pub(super) struct Finding {
 
 impl Finding {
     pub(super) fn new(kind: Kind, object: u64, text: String) -> Self {
-        Self { kind, text, remedy: None, object, call: None, site: None, places: Vec::new() }
+        Self {
+            kind,
+            text,
+            remedy: None,
+            object,
+            queue_pair: None,
+            wr_id: None,
+            completion_queue: None,
+            call: None,
+            site: None,
+            places: Vec::new(),
+        }
+    }
+
+    /// About the queue pair of this number, of which it is said once; 0 is none.
+    pub(super) fn of_pair(kind: Kind, number: u32, text: String) -> Self {
+        Self::new(kind, number.into(), text).pair(number)
+    }
+
+    /// About an object of the program, of which it is said once.
+    pub(super) fn of_object(kind: Kind, object: &Object, text: String) -> Self {
+        let finding = Self::new(kind, object.serial, text);
+        match object.thing {
+            Thing::QueuePair => finding.pair(object.number),
+            Thing::CompletionQueue => finding.queue(Some(object.number)),
+            _ => finding,
+        }
+    }
+
+    /// With the number of the queue pair; 0 is none.
+    pub(super) fn pair(mut self, number: u32) -> Self {
+        self.queue_pair = (number != 0).then_some(number);
+        self
+    }
+
+    /// With the handle of the completion queue, if it is known.
+    pub(super) fn queue(mut self, number: Option<u32>) -> Self {
+        self.completion_queue = number;
+        self
+    }
+
+    /// With the request or receive.
+    pub(super) fn request(mut self, wr_id: u64) -> Self {
+        self.wr_id = Some(wr_id);
+        self
     }
 
     /// With a place, if it is known.
@@ -97,8 +149,8 @@ impl Findings {
         self.counts.values().sum()
     }
 
-    /// The line at the end. `failed`: the status of a program that has failed. Nothing is said of objects and requests that such a program has left.
-    fn summary(&self, failed: Option<i32>) -> String {
+    /// The line at the end of a process. `failed`: the status of a program that has failed. Nothing is said of objects and requests that such a program has left.
+    fn summary(&self, process: &str, failed: Option<i32>) -> String {
         let names: Vec<_> = self
             .counts
             .iter()
@@ -116,9 +168,9 @@ impl Findings {
             );
         }
         match self.total() {
-            0 => format!("no findings{more}"),
-            1 => format!("1 finding ({}){more}", names.join(", ")),
-            total => format!("{total} findings ({}){more}", names.join(", ")),
+            0 => format!("no findings in {process}{more}"),
+            1 => format!("1 finding ({}) in {process}{more}", names.join(", ")),
+            total => format!("{total} findings ({}) in {process}{more}", names.join(", ")),
         }
     }
 }
@@ -173,7 +225,7 @@ impl Report {
         }
         let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.places())).collect();
         let line = match self.format {
-            FindingFormat::Text => text(finding, &place, &places),
+            FindingFormat::Text => self.text(finding, &place, &places),
             FindingFormat::Json => self.json(finding, &place, &places),
         };
         self.write(&line);
@@ -187,7 +239,7 @@ impl Report {
     /// Writes the line at the end. `failed`: the status of a program that has failed.
     pub(super) fn end(&self, found: &Findings, failed: Option<i32>) {
         let line = match self.format {
-            FindingFormat::Text => format!("adverb check: {}\n", found.summary(failed)),
+            FindingFormat::Text => format!("adverb check: {}\n", found.summary(&self.process(), failed)),
             FindingFormat::Json => {
                 let mut names = String::new();
                 for (kind, count) in &found.counts {
@@ -227,6 +279,16 @@ impl Report {
             quoted(&finding.text),
             quoted(finding.remedy.as_deref().unwrap_or(finding.kind.remedy()))
         );
+        let numbers = [
+            ("queue_pair", finding.queue_pair.map(u64::from)),
+            ("wr_id", finding.wr_id),
+            ("completion_queue", finding.completion_queue.map(u64::from)),
+        ];
+        for (name, number) in numbers {
+            if let Some(number) = number {
+                let _ = write!(line, ",\"{name}\":{number}");
+            }
+        }
         if let Some(call) = finding.call {
             let _ = write!(line, ",\"call\":{}", quoted(call));
         }
@@ -242,24 +304,30 @@ impl Report {
         line.push('\n');
         line
     }
-}
 
-fn text(finding: &Finding, place: &[Place], places: &[(&'static str, Vec<Place>)]) -> String {
-    let mut text = format!("adverb check: {}: {}\n", finding.kind.name(), finding.text);
-    let _ = writeln!(text, "    remedy: {}", finding.remedy.as_deref().unwrap_or(finding.kind.remedy()));
-    match finding.call {
-        Some(call) if place.is_empty() => {
-            let _ = writeln!(text, "    at {call}");
+    fn text(&self, finding: &Finding, place: &[Place], places: &[(&'static str, Vec<Place>)]) -> String {
+        let mut text = format!("adverb check: {}: {}\n", finding.kind.name(), finding.text);
+        let _ = writeln!(text, "    remedy: {}", finding.remedy.as_deref().unwrap_or(finding.kind.remedy()));
+        match finding.call {
+            Some(call) if place.is_empty() => {
+                let _ = writeln!(text, "    at {call}");
+            }
+            Some(call) => {
+                let _ = writeln!(text, "    at {call} called from {}", chain(place));
+            }
+            None => {}
         }
-        Some(call) => {
-            let _ = writeln!(text, "    at {call} called from {}", chain(place));
+        for (words, places) in places {
+            let _ = writeln!(text, "    {words} {}", chain(places));
         }
-        None => {}
+        let _ = writeln!(text, "    in {}", self.process());
+        text
     }
-    for (words, places) in places {
-        let _ = writeln!(text, "    {words} {}", chain(places));
+
+    /// This process, for a person: the processes of a run may write to one place.
+    fn process(&self) -> String {
+        format!("process {} ({})", std::process::id(), self.program)
     }
-    text
 }
 
 /// A place, and those from where it was called.
@@ -337,29 +405,45 @@ mod tests {
         Place { function: Some("main".to_owned()), module: "a".to_owned(), offset: 16, ..Place::default() }
     }
 
+    fn report(format: FindingFormat, program: &str) -> Report {
+        Report {
+            format,
+            file: None,
+            count: None,
+            suppressions: Suppressions::default(),
+            program: program.to_owned(),
+            errors: Errors::default(),
+        }
+    }
+
     #[test]
     fn a_finding_has_its_parts_in_lines() {
-        let text = text(&finding().remedy("wait"), &[place()], &[("made at", vec![place(), place()])]);
+        let report = report(FindingFormat::Text, "server");
+        let text = report.text(&finding().remedy("wait"), &[place()], &[("made at", vec![place(), place()])]);
+        let process = std::process::id();
         assert_eq!(
             text,
-            "adverb check: wrong-state: queue pair 0x12 is in \"INIT\"\n    remedy: wait\n    \
-             at ibv_post_send called from main (a+0x10)\n    made at main (a+0x10), called from main (a+0x10)\n"
+            format!(
+                "adverb check: wrong-state: queue pair 0x12 is in \"INIT\"\n    remedy: wait\n    \
+                 at ibv_post_send called from main (a+0x10)\n    made at main (a+0x10), called from main (a+0x10)\n    \
+                 in process {process} (server)\n"
+            )
         );
     }
 
     #[test]
     fn the_same_is_said_once_and_counted() {
         let mut found = Findings::default();
-        assert_eq!(found.summary(None), "no findings");
+        assert_eq!(found.summary("it", None), "no findings in it");
         let site = Site::default();
         assert!(found.is_new(&finding(), site) && !found.is_new(&finding(), site));
         let other = Finding { object: 2, ..finding() };
         assert!(found.is_new(&other, site));
         found.count(Kind::WrongState);
-        assert_eq!(found.summary(None), "1 finding (wrong-state)");
+        assert_eq!(found.summary("it", None), "1 finding (wrong-state) in it");
         found.count(Kind::WrongState);
         found.count(Kind::SlotReused);
-        assert_eq!(found.summary(None), "3 findings (slot-reused, 2 wrong-state)");
+        assert_eq!(found.summary("it", None), "3 findings (slot-reused, 2 wrong-state) in it");
     }
 
     #[test]
@@ -369,22 +453,15 @@ mod tests {
             assert!(found.is_new(&Finding { object, ..finding() }, Site::default()));
         }
         assert!(!found.is_new(&Finding { object: 1, ..finding() }, Site::default()));
-        assert_eq!(found.summary(None), "no findings");
+        assert_eq!(found.summary("it", None), "no findings in it");
         assert!(!found.is_new(&Finding { object: 1 << 40, ..finding() }, Site::default()));
-        assert_eq!(found.summary(None), "no findings, and more that are not shown");
+        assert_eq!(found.summary("it", None), "no findings in it, and more that are not shown");
     }
 
     #[test]
     fn a_line_of_json_can_be_read() {
-        let report = Report {
-            format: FindingFormat::Json,
-            file: None,
-            count: None,
-            suppressions: Suppressions::default(),
-            program: "a\n\"b\"".to_owned(),
-            errors: Errors::default(),
-        };
-        let line = report.json(&finding(), &[place()], &[("made at", vec![place()])]);
+        let report = report(FindingFormat::Json, "a\n\"b\"");
+        let line = report.json(&finding().pair(0x12).request(7), &[place()], &[("made at", vec![place()])]);
         let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!((&value["finding"], &value["call"]), (&"wrong-state".into(), &"ibv_post_send".into()));
         assert_eq!(
@@ -392,5 +469,7 @@ mod tests {
             (&"main".into(), &16.into())
         );
         assert_eq!(value["program"], "a\n\"b\"");
+        assert_eq!((&value["queue_pair"], &value["wr_id"]), (&0x12.into(), &7.into()));
+        assert!(value.get("completion_queue").is_none(), "it is about none: {line}");
     }
 }

@@ -210,7 +210,7 @@ impl Before {
             "{} held completions when ibv_req_notify_cq armed it, and the program waited for its event without a poll: an adapter sends none",
             object.name
         );
-        Finding::new(Kind::CompletionMissed, object.serial, text).at("made at", object.made)
+        Finding::of_object(Kind::CompletionMissed, object, text).at("made at", object.made)
     }
 }
 
@@ -344,7 +344,7 @@ impl Waits {
             time / SECOND,
             time % SECOND / (SECOND / 10)
         );
-        Finding::new(Kind::NoReceive, number.into(), text)
+        Finding::of_pair(Kind::NoReceive, number, text)
     }
 }
 
@@ -365,7 +365,7 @@ impl State {
             let Some(object) = self.objects.get(ending.pointer) else { continue };
             let Some(events) = self.waits.unacknowledged(ending.pointer, &self.queues) else { continue };
             let text = format!("{} of {} waits: {events} not acknowledged", ending.call, object.name);
-            let finding = Finding::new(Kind::EventNotAcknowledged, object.serial, text)
+            let finding = Finding::of_object(Kind::EventNotAcknowledged, object, text)
                 .of(ending.call, ending.site)
                 .at("made at", object.made);
             findings.push(finding);
@@ -389,7 +389,7 @@ impl State {
                 EngineReport::Refused { why: text, error, rights } => {
                     if !both_ends.contains(&number) {
                         let text = format!("queue pair {number:#x}: {text}");
-                        let finding = Finding::new(Kind::AccessRefused, number.into(), text);
+                        let finding = Finding::of_pair(Kind::AccessRefused, number, text);
                         findings.push(finding.remedy(remedy_of(error, rights)));
                     }
                     continue;
@@ -398,7 +398,7 @@ impl State {
                     let text = format!(
                         "a datagram for queue pair {number:#x} has the Q_Key {has:#x} and is dropped: the Q_Key of the queue pair is {wanted:#x}"
                     );
-                    findings.push(Finding::new(Kind::WrongQkey, number.into(), text));
+                    findings.push(Finding::of_pair(Kind::WrongQkey, number, text));
                     continue;
                 }
                 EngineReport::TooLong { .. } => continue,
@@ -438,14 +438,18 @@ impl State {
                     time / SECOND,
                     time % SECOND / (SECOND / 10)
                 );
-                findings.push(Finding::new(Kind::Deadlock, (*number).into(), text).at("posted at", site));
+                findings.push(
+                    Finding::of_pair(Kind::Deadlock, *number, text).request(wr_id).at("posted at", site),
+                );
             } else if *is_here {
                 findings.push(Waits::no_receive(*number, time));
             } else if let Some((wr_id, _, site)) = sent {
                 let text = format!(
                     "request {wr_id:#x} of queue pair {number:#x} waits, since the peer has no receive posted"
                 );
-                findings.push(Finding::new(Kind::NoReceive, (*number).into(), text).at("posted at", site));
+                findings.push(
+                    Finding::of_pair(Kind::NoReceive, *number, text).request(wr_id).at("posted at", site),
+                );
             }
         }
         findings
@@ -461,7 +465,8 @@ impl State {
         let text = format!(
             "request {wr_id:#x} of queue pair {number:#x} is sent for the last time after {retries} retries ({limit} {retries}): {why}"
         );
-        let finding = Finding::new(Kind::RetriesRunOut, number.into(), text).at("posted at", site);
+        let finding =
+            Finding::of_pair(Kind::RetriesRunOut, number, text).request(wr_id).at("posted at", site);
         Some(if is_not_ready {
             finding.remedy("post receives before the peer sends; rnr_retry 7 waits without end, and a longer min_rnr_timer at the receiver gives it time")
         } else {
@@ -529,7 +534,7 @@ impl State {
             "the queue is not armed, so no event tells of them"
         };
         let text = format!("{} holds completions while a thread sleeps for its event: {why}", object.name);
-        let finding = Finding::new(Kind::CompletionMissed, object.serial, text).at("made at", object.made);
+        let finding = Finding::of_object(Kind::CompletionMissed, object, text).at("made at", object.made);
         Some(if queue.is_armed {
             finding
         } else {

@@ -266,7 +266,7 @@ impl Flight {
                 "request {wr_id:#x} of {} has {length} bytes at {address:#x} of the region with lkey {lkey:#x}, and their pages are not there",
                 pair_name(number)
             );
-            findings.push(Finding::new(Kind::BufferFreed, lkey.into(), text));
+            findings.push(Finding::new(Kind::BufferFreed, lkey.into(), text).pair(number).request(wr_id));
         }
         for (place, request) in requests.iter().enumerate() {
             if is_receive {
@@ -330,7 +330,11 @@ impl Flight {
             last - first,
             shared
         );
-        Some(Finding::new(Kind::ReceivesOverlap, number.into(), text).at("the other was posted at", site))
+        Some(
+            Finding::of_pair(Kind::ReceivesOverlap, number, text)
+                .request(wr_id)
+                .at("the other was posted at", site),
+        )
     }
 
     /// A receive in flight.
@@ -371,7 +375,7 @@ impl Flight {
             "{} has {slots} slots for sends (max_send_wr), and with request {last:#x} there are {requests} requests: {why}",
             pair_name(number)
         );
-        findings.push(Finding::new(kind, number.into(), text));
+        findings.push(Finding::of_pair(kind, number, text).request(last));
     }
 }
 
@@ -418,9 +422,6 @@ pub(super) unsafe fn taken(act: Act, arguments: &Arguments) -> usize {
     count
 }
 
-/// A finding about a refused post: the number of the queue pair, a sentence, and a remedy of its own.
-type Refusal = (Kind, u32, String, Option<String>);
-
 /// The first request of a post that was not taken.
 ///
 /// # Safety
@@ -450,20 +451,22 @@ pub(super) unsafe fn refused(
     arguments: &Arguments,
     errno: i32,
     built: &[(PostedRequest, usize)],
-) -> Option<Refusal> {
+) -> Option<Finding> {
     // SAFETY: the caller's promise, in all that follows.
     unsafe {
         if matches!(act, Act::PostSharedReceives | Act::PostWorkReceives) {
             if arguments[2] == 0 {
                 return None;
             }
-            let count = (*(arguments[2] as *const *const ibv_recv_wr)).as_ref()?.num_sge;
+            let bad = (*(arguments[2] as *const *const ibv_recv_wr)).as_ref()?;
+            let (count, wr_id) = (bad.num_sge, bad.wr_id);
             let most = shared(act, arguments[0])?.attributes().max_sge;
             let text = format!(
                 "a receive of a {} has {count} elements, and its max_sge is {most}",
                 if act == Act::PostWorkReceives { "work queue" } else { "shared receive queue" }
             );
-            return (i64::from(count) > i64::from(most)).then_some((Kind::TooManyElements, 0, text, None));
+            return (i64::from(count) > i64::from(most))
+                .then(|| Finding::of_pair(Kind::TooManyElements, 0, text).request(wr_id));
         }
         let core: &Arc<QueuePair> = &PairObject::get(arguments[0] as *mut ibv_qp)?.inner.core;
         let (number, state, sizes) = (core.number(), core.state(), core.capabilities());
@@ -483,7 +486,11 @@ pub(super) unsafe fn refused(
                 )
             };
             let text = format!("{name} is in {state}, and {what}");
-            return Some((Kind::WrongState, number, text, Some(remedy.to_owned())));
+            let mut finding = Finding::of_pair(Kind::WrongState, number, text).remedy(remedy);
+            if let Some(wr_id) = bad_request(act, arguments, built) {
+                finding = finding.request(wr_id);
+            }
+            return Some(finding);
         }
         if act != Act::PostBuilt && arguments[2] == 0 {
             return None;
@@ -516,14 +523,14 @@ pub(super) unsafe fn refused(
             let text = format!(
                 "request {wr_id:#x} of {name} has {count} scatter/gather elements, and its {limit} is {most}"
             );
-            return Some((Kind::TooManyElements, number, text, None));
+            return Some(Finding::of_pair(Kind::TooManyElements, number, text).request(wr_id));
         }
         if is_inline && length > u64::from(sizes.max_inline_data) {
             let text = format!(
                 "request {wr_id:#x} of {name} has {length} bytes of inline data, and its max_inline_data is {}",
                 sizes.max_inline_data
             );
-            return Some((Kind::InlineTooLong, number, text, None));
+            return Some(Finding::of_pair(Kind::InlineTooLong, number, text).request(wr_id));
         }
         None
     }

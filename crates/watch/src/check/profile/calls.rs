@@ -201,6 +201,8 @@ pub(crate) fn unordered(
                 "post both requests to one queue pair, or post the second after the completion of the first";
             return Some(
                 Finding::new(profile.kind, pair as u64, text)
+                    .pair(own.number)
+                    .request(wr_id)
                     .remedy(remedy)
                     .at("the other was posted at", other.site),
             );
@@ -218,7 +220,8 @@ pub(crate) fn unfenced(
 ) -> Option<Finding> {
     let profile = profiles.iter().find(|profile| profile.is_strict())?;
     let mut reads: Vec<&flight::Request> = Vec::new();
-    for request in flight.pairs.get(&pair)?.sends.iter() {
+    let own = flight.pairs.get(&pair)?;
+    for request in own.sends.iter() {
         let PostedRequest { opcode, flags, wr_id, .. } = request.posted;
         if flags & IBV_SEND_FENCE != 0 {
             reads.clear();
@@ -240,6 +243,8 @@ pub(crate) fn unfenced(
                 "set the fence flag IBV_SEND_FENCE, or post the request after the completion of the other";
             return Some(
                 Finding::new(profile.kind, pair as u64, text)
+                    .pair(own.number)
+                    .request(wr_id)
                     .remedy(remedy)
                     .at("the other was posted at", read.site),
             );
