@@ -376,6 +376,15 @@ def json_has_numbers(adverb, folder):
     return "queue pair, request, completion queue"
 
 
+def json_says_whether_leaks_were_looked_for(adverb, folder):
+    """A handler of a signal ends the program amid ibv_destroy_cq: what is left is no finding, and the last object says so. A program that returns from main has such findings."""
+    for name, wanted in (("event_not_acknowledged", False), ("leaked_completion_queue", True)):
+        *_, summary = in_json(adverb, folder, name)
+        if summary.get("leaks_looked_for") is not wanted:
+            raise Failed(f"{name}: {summary}")
+    return "false and true"
+
+
 GAVE_UP = re.compile(r"^adverb check: no findings in process \d+ \(.*?\); the program ended with status 1,", re.MULTILINE)
 FAULTS = (
     "completion:REM_ACCESS_ERR@1",
@@ -461,6 +470,7 @@ def tests(adverb, folder):
     found.append(("check::standard_error_closed", no_data_changes, (adverb, folder)))
     found.append(("check::findings_name_their_process", findings_name_their_process, (adverb, folder)))
     found.append(("check::json_has_numbers", json_has_numbers, (adverb, folder)))
+    found.append(("check::json_says_whether_leaks_were_looked_for", json_says_whether_leaks_were_looked_for, (adverb, folder)))
     found.append(("check::faults_are_no_findings", faults_are_no_findings, (adverb, folder)))
     found.append(("check::document", document, ()))
     return found

@@ -48,7 +48,7 @@ use map::Map;
 use objects::{Caller, Objects};
 use passage::FailedPost;
 use profile::Profile;
-use report::{Finding, Findings, Report};
+use report::{Finding, Findings, LeakSearch, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
 use std::cell::Cell;
@@ -442,16 +442,24 @@ impl Check {
         }
         let told = waits::told(true);
         let both_ends = self.both_ends(&told);
-        let findings = self.with(|state| {
+        let (findings, leaks) = self.with(|state| {
             let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(0));
             findings.extend(state.overruns());
             // A handler of a signal may end the program in the middle of its work.
-            if !lock::has_missed() && !state.waits.has_endings() {
-                findings.extend(if failed.is_some() { Vec::new() } else { state.flight.left() });
+            let leaks = match failed {
+                _ if lock::has_missed() => LeakSearch::CallUnseen,
+                _ if state.waits.has_endings() => LeakSearch::DestroyUnfinished,
+                Some(status) => LeakSearch::ProgramFailed(status),
+                None => LeakSearch::Made,
+            };
+            if leaks == LeakSearch::Made {
+                findings.extend(state.flight.left());
+            }
+            if matches!(leaks, LeakSearch::Made | LeakSearch::ProgramFailed(_)) {
                 findings.extend(state.objects.left(None, failed.is_some()));
             }
-            findings
+            (findings, leaks)
         });
         self.emit("", findings);
         // Another thread may be looking for names.
@@ -465,7 +473,7 @@ impl Check {
             state.ended = true;
             std::mem::take(&mut state.found)
         });
-        self.report.end(&found, failed);
+        self.report.end(&found, leaks);
     }
 }
 

@@ -149,8 +149,8 @@ impl Findings {
         self.counts.values().sum()
     }
 
-    /// The line at the end of a process. `failed`: the status of a program that has failed. Nothing is said of objects and requests that such a program has left.
-    fn summary(&self, process: &str, failed: Option<i32>) -> String {
+    /// The line at the end of a process.
+    fn summary(&self, process: &str, leaks: LeakSearch) -> String {
         let names: Vec<_> = self
             .counts
             .iter()
@@ -161,11 +161,18 @@ impl Findings {
             )
             .collect();
         let mut more = if self.has_more { ", and more that are not shown" } else { "" }.to_owned();
-        if let Some(status) = failed {
-            let _ = write!(
-                more,
-                "; the program ended with status {status}, so objects and requests that it left are no findings"
-            );
+        let why = match leaks {
+            LeakSearch::Made => None,
+            LeakSearch::ProgramFailed(status) => Some(format!("the program ended with status {status}")),
+            LeakSearch::CallUnseen => {
+                Some("a handler of a signal made calls that the check has not seen".to_owned())
+            }
+            LeakSearch::DestroyUnfinished => {
+                Some("the program ended while a call was destroying an object".to_owned())
+            }
+        };
+        if let Some(why) = why {
+            let _ = write!(more, "; {why}, so objects and requests that it left are no findings");
         }
         match self.total() {
             0 => format!("no findings in {process}{more}"),
@@ -173,6 +180,19 @@ impl Findings {
             total => format!("{total} findings ({}) in {process}{more}", names.join(", ")),
         }
     }
+}
+
+/// Whether objects and requests that the program has left are findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeakSearch {
+    /// What is left is a finding.
+    Made,
+    /// The program has failed, with this status.
+    ProgramFailed(i32),
+    /// The check has not seen all calls, as the handler of a signal made some while the thread was busy with the check.
+    CallUnseen,
+    /// A call that destroys an object has not ended: the handler of a signal or another thread has ended the program.
+    DestroyUnfinished,
 }
 
 /// Where findings go, and which do not.
@@ -236,10 +256,10 @@ impl Report {
         true
     }
 
-    /// Writes the line at the end. `failed`: the status of a program that has failed.
-    pub(super) fn end(&self, found: &Findings, failed: Option<i32>) {
+    /// Writes the line at the end.
+    pub(super) fn end(&self, found: &Findings, leaks: LeakSearch) {
         let line = match self.format {
-            FindingFormat::Text => format!("adverb check: {}\n", found.summary(&self.process(), failed)),
+            FindingFormat::Text => format!("adverb check: {}\n", found.summary(&self.process(), leaks)),
             FindingFormat::Json => {
                 let mut names = String::new();
                 for (kind, count) in &found.counts {
@@ -250,7 +270,7 @@ impl Report {
                     "{{\"summary\":true,\"findings\":{},\"whole\":{},\"leaks_looked_for\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
                     found.total(),
                     !found.has_more,
-                    failed.is_none(),
+                    leaks == LeakSearch::Made,
                     std::process::id(),
                     quoted(&self.program)
                 )
@@ -434,16 +454,29 @@ mod tests {
     #[test]
     fn the_same_is_said_once_and_counted() {
         let mut found = Findings::default();
-        assert_eq!(found.summary("it", None), "no findings in it");
+        assert_eq!(found.summary("it", LeakSearch::Made), "no findings in it");
         let site = Site::default();
         assert!(found.is_new(&finding(), site) && !found.is_new(&finding(), site));
         let other = Finding { object: 2, ..finding() };
         assert!(found.is_new(&other, site));
         found.count(Kind::WrongState);
-        assert_eq!(found.summary("it", None), "1 finding (wrong-state) in it");
+        assert_eq!(found.summary("it", LeakSearch::Made), "1 finding (wrong-state) in it");
         found.count(Kind::WrongState);
         found.count(Kind::SlotReused);
-        assert_eq!(found.summary("it", None), "3 findings (slot-reused, 2 wrong-state) in it");
+        assert_eq!(found.summary("it", LeakSearch::Made), "3 findings (slot-reused, 2 wrong-state) in it");
+    }
+
+    #[test]
+    fn the_last_line_says_why_leaks_were_not_looked_for() {
+        let found = Findings::default();
+        for (leaks, why) in [
+            (LeakSearch::ProgramFailed(3), "status 3"),
+            (LeakSearch::CallUnseen, "has not seen"),
+            (LeakSearch::DestroyUnfinished, "destroying"),
+        ] {
+            let line = found.summary("it", leaks);
+            assert!(line.contains(why) && line.ends_with("it left are no findings"), "{line}");
+        }
     }
 
     #[test]
@@ -453,9 +486,9 @@ mod tests {
             assert!(found.is_new(&Finding { object, ..finding() }, Site::default()));
         }
         assert!(!found.is_new(&Finding { object: 1, ..finding() }, Site::default()));
-        assert_eq!(found.summary("it", None), "no findings in it");
+        assert_eq!(found.summary("it", LeakSearch::Made), "no findings in it");
         assert!(!found.is_new(&Finding { object: 1 << 40, ..finding() }, Site::default()));
-        assert_eq!(found.summary("it", None), "no findings in it, and more that are not shown");
+        assert_eq!(found.summary("it", LeakSearch::Made), "no findings in it, and more that are not shown");
     }
 
     #[test]
