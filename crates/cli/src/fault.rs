@@ -43,6 +43,19 @@ impl Failing {
         self.fault.is_some() || setting::variable(FAULT).is_some_and(|rules| !rules.trim().is_empty())
     }
 
+    /// Whether a seed has rules to draw for.
+    ///
+    /// # Errors
+    /// It has none, and what is allowed.
+    pub(crate) fn check_seed(&self) -> Result<(), Failure> {
+        match self.seed {
+            Some(seed) if !self.is_asked() => Err(Failure::usage(format!(
+                "--seed {seed}: there are no faults to draw; add --fault RULES ('adverb fault list' has them), set {FAULT}, or leave the seed out"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether all devices that rules name are those that the program sees.
     ///
     /// # Errors

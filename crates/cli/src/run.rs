@@ -71,6 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let start = program::find(name)
         .map_err(|why| args.check.meant(name).unwrap_or(why))
         .inspect_err(|why| summary.refuse(why))?;
+    args.fault.check_seed()?;
     let host = Host::look(args.with_host_devices, args.devices.list())?;
     if host.is_none() {
         args.fault.check_devices(&environment::names(&args.devices))?;

@@ -54,6 +54,12 @@ impl TraceOptions {
         let format = said.unwrap_or_else(|| Format::of_file(file));
         let folder = std::env::current_dir().unwrap_or_default();
         let target = Target { file: folder.join(file).display().to_string(), format };
+        if let (Some(size), false) = (self.trace_size, format == Format::Ring) {
+            return Err(Failure::usage(format!(
+                "--trace-size {size}: only a ring has a size, and --trace {file} is {}; name the file FILE.ring, add --trace-format ring, or leave the size out",
+                format.name()
+            )));
+        }
         if target.is_own() {
             let folder = Path::new(&target.file).parent().unwrap_or(Path::new("/"));
             if !folder.is_dir() {
