@@ -399,6 +399,17 @@ def event(adverb):
         return " then ".join(words)
 
 
+def log_on_full_disk(adverb):
+    """A log that finds no room is told of once, on standard error, and the program goes on."""
+    for options, settings in ((["--log", "info:/dev/full"], {}), ([], {"ADVERB_LOG": "info:/dev/full"})):
+        command = [*run(adverb, "roce0", *options), "sh", "-c", "ibv_devinfo -v >/dev/null"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **settings})
+        lines = [line for line in result.stderr.splitlines() if "/dev/full cannot be written: No space left on device" in line]
+        if result.returncode != 0 or len(lines) != 1 or result.stderr.count("\n") != 1:
+            raise Failed(f"{options} {settings}: status {result.returncode}\n{result.stderr}")
+    return "one line"
+
+
 # What is wrong, and what the answer says of it.
 WRONG = [
     (["--fault", "ibv_regmr:ENOMEM"], {}, "rule 1, letter 1: .*ibv_reg_mr"),
@@ -438,6 +449,7 @@ def tests(adverb):
         ("several_processes", several_processes),
         ("chosen_calls", chosen_calls),
         ("full_disk", full_disk),
+        ("log_on_full_disk", log_on_full_disk),
         ("killed_program", killed_program),
         ("flush_follows", flush_follows),
         ("allocations", allocations),

@@ -10,7 +10,7 @@ use crate::signals::without_sigpipe;
 use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 mod unasked;
 
@@ -52,7 +52,40 @@ enum Place {
     Errors,
     /// Standard error of a program whose user has not asked for the lines.
     Unasked(WarningOutput),
-    File(std::fs::File),
+    File(LogFile),
+}
+
+/// A file of the user's for the lines.
+struct LogFile {
+    file: std::fs::File,
+    name: String,
+    /// Standard error, for the one line that says that the file cannot be written.
+    errors: WarningOutput,
+    is_broken: AtomicBool,
+}
+
+impl LogFile {
+    fn open(name: &str) -> std::io::Result<Self> {
+        let name = setting::file(name);
+        let file = std::fs::File::options().append(true).create(true).open(&name)?;
+        let errors = WarningOutput::new(libc::STDERR_FILENO, None);
+        Ok(Self { file, name, errors, is_broken: AtomicBool::new(false) })
+    }
+
+    /// Writes a line. The first that finds no place is told of.
+    fn write(&self, line: &str) -> std::io::Result<()> {
+        without_sigpipe(|| (&self.file).write_all(line.as_bytes())).inspect_err(|error| {
+            if !self.is_broken.swap(true, Ordering::Relaxed) {
+                let text = format!(
+                    "adverb[{}] warning: ADVERB_LOG: {} cannot be written: {error}; lines of the log are lost\n",
+                    std::process::id(),
+                    self.name
+                );
+                // A program without standard error is not told.
+                let _ = self.errors.write_one_more(&text);
+            }
+        })
+    }
 }
 
 /// Whether messages of this level are written. Cheap.
@@ -74,8 +107,7 @@ fn read() -> u8 {
         if text.split(':').next().is_some_and(|level| level.trim() == UNASKED) {
             return Place::Unasked(WarningOutput::new(libc::STDERR_FILENO, file));
         }
-        let open = |file| std::fs::File::options().append(true).create(true).open(setting::file(file));
-        let file = file.filter(|file| !file.is_empty()).and_then(|file| open(file).ok());
+        let file = file.filter(|file| !file.is_empty()).and_then(|file| LogFile::open(file).ok());
         file.map_or(Place::Errors, Place::File)
     });
     LEVEL.store(level as u8, Ordering::Relaxed);
@@ -113,7 +145,7 @@ fn put(name: &str, text: Arguments<'_>, unasked: fn(&WarningOutput, &str) -> std
     let line = format!("adverb[{}] {name}: {text}\n", std::process::id());
     // A log that cannot be written is not the program's concern.
     let _ = match PLACE.get() {
-        Some(Place::File(file)) => (&*file).write_all(line.as_bytes()),
+        Some(Place::File(to)) => to.write(&line),
         Some(Place::Unasked(to)) => unasked(to, &line),
         Some(Place::Errors) | None => write_to(libc::STDERR_FILENO, line.as_bytes()),
     };
@@ -146,4 +178,26 @@ macro_rules! log {
             $crate::log::write($crate::log::Level::$level, format_args!($($text)*));
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, pipe};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_log_on_a_full_disk_is_told_of_once() {
+        let (mut reader, writer) = pipe().unwrap();
+        let errors = WarningOutput::new(writer.as_raw_fd(), None);
+        let log = LogFile { errors, ..LogFile::open("/dev/full").unwrap() };
+        for _ in 0..3 {
+            assert_eq!(log.write("lost\n").unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        }
+        drop((log, writer));
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("warning: ADVERB_LOG: /dev/full cannot be written: No space left"), "{text}");
+    }
 }
