@@ -560,6 +560,21 @@ def refused(adverb):
     return f"{len(WRONG)} mistakes"
 
 
+def leaves_memory(adverb):
+    """A rule with a time has a thread of the engine's, which keeps no pages of the program from being moved for its peers."""
+    found = {}
+    for name, options in (("without", ()), ("with", ("--fault", "event:PORT_ERR@600s"))):
+        port, settings = free_port(), {"ADVERB_LOCAL": "auto", "ADVERB_LOG": "info"}
+        with Process([*run(adverb, "roce0", *options), "ib_write_bw", "-n", "200", "-p", str(port)], settings) as server:
+            wait_until(serving(server, port), LIMIT_S, "the server serves")
+            with Process([*run(adverb, "roce0"), "ib_write_bw", "-n", "200", "-p", str(port), SERVER], settings) as client:
+                expect_success([client, server], LIMIT_S)
+            found[name] = server.output().count("its pages are moved, peers map them")
+    if found["with"] != found["without"]:
+        raise Failed(f"moved regions: {found}")
+    return f"{found['with']} region"
+
+
 def tests(adverb):
     """Name, function and arguments of each."""
     found = [(f"faults::{case.name}", meets, (adverb, case)) for case in CASES]
@@ -570,6 +585,6 @@ def tests(adverb):
     found += [(f"faults::raw_{case[0]}", raw, (adverb, case)) for case in RAW]
     found += [(f"faults::of_pair_{case[0]}", of_pair, (adverb, case)) for case in OF_PAIRS]
     found += [(f"faults::partition_ends_{device}", partition_ends, (adverb, device)) for device in ("roce0", "iwarp0")]
-    for test in (repeats, shown_on_wire, starts_again, server_starts_again, stalls, never_struck, from_file, refused):
+    for test in (repeats, shown_on_wire, starts_again, server_starts_again, stalls, never_struck, from_file, leaves_memory, refused):
         found.append((f"faults::{test.__name__}", test, (adverb,)))
     return found

@@ -264,20 +264,6 @@ extern "C" fn in_child() {
     }
 }
 
-/// Does something with all signals of the thread blocked: a thread that it starts has them blocked, too.
-pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: signal sets are plain data, filled before use; the mask is the calling thread's, and changes back.
-    unsafe {
-        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
-            (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-        let result = work();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        result
-    }
-}
-
 /// Starts the thread that looks after lines that wait: whether that is possible. It is one of the engine's: as a thread of the program, it would keep the
 /// pages of regions from being moved.
 fn start_thread(output: &'static Output) -> bool {

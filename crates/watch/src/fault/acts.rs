@@ -4,10 +4,11 @@
 use super::grammar::{OfDevice, OfPeer, Subject};
 use super::when::{Point, Span};
 use super::{FAULTS, Faults, fork, restart};
-use crate::output::without_signals;
-use adverb_core::{clock, log};
+use adverb_core::{clock, engine, log};
 use adverb_libibverbs::abi::ibv_qp;
+use adverb_libibverbs::device::devices;
 use adverb_libibverbs::seam;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -110,20 +111,27 @@ impl Faults {
         Duration::from_nanos(clock::device().saturating_sub(self.began))
     }
 
-    /// Carries out what is due at times, which have an order, in a thread.
+    /// Carries out what is due at times, which have an order, in a thread. It is one of the engine's: as a thread of the program, it would keep the pages of
+    /// regions from being moved.
     fn act_later(&'static self, later: Vec<DueAct>) -> Result<(), String> {
         if later.is_empty() {
             return Ok(());
         }
-        let work = move || {
+        // The first call may have made no engine yet.
+        devices().map_err(|error| format!("no engine for faults at times: {error}"))?;
+        let engine = engine::existing().ok_or("no engine for faults at times")?;
+        let helpers = &engine.reactor.helpers;
+        let act = move || {
             for (time, place, edge) in later {
                 std::thread::sleep(time.saturating_sub(self.passed()));
+                let _quiet = helpers.work();
                 // SAFETY: no queue pair is named.
                 unsafe { self.carry_out(place, edge, null_mut()) };
             }
         };
-        without_signals(|| std::thread::Builder::new().name("adverb-fault".to_owned()).spawn(work).map(drop))
-            .map_err(|error| format!("no thread for faults at times: {error}"))
+        // After a panic in it, nothing more is due. The engine goes on.
+        let work = move || drop(catch_unwind(AssertUnwindSafe(act)));
+        helpers.spawn("adverb-fault", work).map_err(|error| format!("no thread for faults at times: {error}"))
     }
 
     /// # Safety
@@ -158,7 +166,7 @@ impl Faults {
             }
             Subject::Event(kind) => {
                 say("an event of the devices");
-                let devices = adverb_libibverbs::device::devices().unwrap_or_default();
+                let devices = devices().unwrap_or_default();
                 let devices = devices.iter().filter(|device| of.has_device(device.name()));
                 devices.for_each(|device| device.raise(*kind));
             }
