@@ -41,6 +41,7 @@ NAMES = {
     "retries-run-out": "a request is sent for the last time, and the peer does not answer",
     "receive-too-small": "a message is longer than the receive that it takes",
     "wrong-q-key": "a datagram whose Q_Key is not that of its destination",
+    "wrong-psn": "the two sides have not agreed on the first packet sequence numbers",
     "in-flight-at-exit": "the program ends, and does not know whether its requests have succeeded",
     "object-leaked": "an object is never destroyed",
     "object-destroyed-twice": "an object is destroyed a second time",

@@ -32,6 +32,13 @@ pub enum EngineFinding<'a> {
         /// The Q_Key of the queue pair.
         wanted: u32,
     },
+    /// The peer's first request has another packet sequence number than the queue pair expects.
+    WrongPsn {
+        /// The number of the request.
+        has: u32,
+        /// The number that the queue pair expects.
+        wanted: u32,
+    },
     /// A message of the peer has found no receive.
     NoReceiveHere,
     /// A message has found no receive at the peer.

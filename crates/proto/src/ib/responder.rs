@@ -365,6 +365,18 @@ impl Responder {
         self.options.mtu = mtu;
     }
 
+    /// Whether a request with this packet sequence number shows that the two sides have not agreed on the first one: no request has been carried out, and
+    /// this is not one of the first that a requester sends.
+    #[cold]
+    pub fn has_wrong_start(&self, number: u32) -> bool {
+        /// No requester has so many packets under way. A gap of fewer may be a loss.
+        const MOST_UNDER_WAY: u32 = 1 << 16;
+        let is_unused = self.msn == 0
+            && matches!(self.message, Message::None)
+            && self.expected == self.options.expected_psn & psn::MASK;
+        is_unused && psn::distance(self.expected, number) >= MOST_UNDER_WAY
+    }
+
     /// The packet sequence number of the next request.
     pub fn expected_psn(&self) -> u32 {
         self.expected

@@ -259,6 +259,11 @@ impl Link {
         self.unacknowledged += 1;
         if verdict != Verdict::Accepted {
             self.note(endpoint, verdict, is_told);
+            let number = packet.bth().psn();
+            if self.reliable && heard::is_heard() && self.responder.has_wrong_start(number) {
+                let wanted = self.responder.expected_psn();
+                heard::tell(queues.number, EngineFinding::WrongPsn { has: number, wanted });
+            }
         }
         // Others have a sequence number that anybody guesses.
         if matches!(verdict, Verdict::Accepted | Verdict::NotReady | Verdict::Refused(_)) {

@@ -73,6 +73,9 @@ kinds! {
     WrongQkey "wrong-q-key":
         "A datagram has another Q_Key than the queue pair that it goes to: it is dropped, and its sender learns nothing of that.",
         "set remote_qkey of the request to the qkey of the receiver: that of its ibv_modify_qp, or of the event of rdma_cm";
+    WrongPsn "wrong-psn":
+        "The first request of a peer has another packet sequence number than the queue pair expects: it is taken for an old one, or for one behind a loss.",
+        "exchange the first packet sequence numbers with the numbers of the queue pairs: rq_psn of each side must be sq_psn of the other";
     InFlightAtExit "in-flight-at-exit":
         "The program ends while a request is under way, or without a poll of its completion: nobody knows whether it has succeeded.",
         "poll the completions of all requests before the program ends, or destroy the queue pair";
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn names_lead_to_their_kinds() {
-        assert_eq!(Kind::ALL.len(), 31);
+        assert_eq!(Kind::ALL.len(), 32);
         for kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(*kind));
             assert!(kind.meaning().ends_with('.') && !kind.remedy().ends_with('.'), "{kind:?}");

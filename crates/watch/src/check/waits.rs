@@ -74,6 +74,7 @@ pub(super) enum EngineReport {
     Refused { why: String, error: Option<AccessError>, rights: Access },
     TooLong { message: u64, is_whole: bool, room: u64 },
     WrongQkey { has: u32, wanted: u32 },
+    WrongPsn { has: u32, wanted: u32 },
     NoReceiveHere,
     NoReceiveThere,
     LastRetry { retries: u8, is_not_ready: bool },
@@ -89,6 +90,7 @@ pub(super) fn hear(queue_pair: u32, heard: EngineFinding<'_>) {
             EngineReport::TooLong { message, is_whole, room }
         }
         EngineFinding::WrongQkey { has, wanted } => EngineReport::WrongQkey { has, wanted },
+        EngineFinding::WrongPsn { has, wanted } => EngineReport::WrongPsn { has, wanted },
         EngineFinding::NoReceiveHere => EngineReport::NoReceiveHere,
         EngineFinding::NoReceiveThere => EngineReport::NoReceiveThere,
         EngineFinding::LastRetry { retries, is_not_ready } => {
@@ -348,6 +350,20 @@ impl Waits {
     }
 }
 
+/// The peer of a queue pair begins with another packet sequence number than the queue pair expects.
+fn wrong_psn(number: u32, has: u32, wanted: u32) -> Finding {
+    // Sequence numbers have 24 bits, and go round.
+    let taken_for = if has.wrapping_sub(wanted) & 0xff_ffff >= 1 << 23 {
+        "one that has come before"
+    } else {
+        "one behind others that are lost"
+    };
+    let text = format!(
+        "the peer of queue pair {number:#x} begins with PSN {has:#x}, and rq_psn of the queue pair is {wanted:#x}: the request is taken for {taken_for}"
+    );
+    Finding::of_pair(Kind::WrongPsn, number, text)
+}
+
 impl State {
     /// Whether an object that is about to be destroyed has events that are not acknowledged.
     pub(super) fn must_wait(&self, pointer: usize) -> bool {
@@ -399,6 +415,10 @@ impl State {
                         "a datagram for queue pair {number:#x} has the Q_Key {has:#x} and is dropped: the Q_Key of the queue pair is {wanted:#x}"
                     );
                     findings.push(Finding::of_pair(Kind::WrongQkey, number, text));
+                    continue;
+                }
+                EngineReport::WrongPsn { has, wanted } => {
+                    findings.push(wrong_psn(number, has, wanted));
                     continue;
                 }
                 EngineReport::TooLong { .. } => continue,
@@ -645,6 +665,13 @@ mod tests {
             waits.forget_sleepers();
         }
         assert_eq!(waits.sleepers.values().collect::<Vec<_>>(), [&32]);
+    }
+
+    #[test]
+    fn a_wrong_first_psn_is_taken_for_an_old_one_or_for_one_behind_a_loss() {
+        let said = |has, wanted| wrong_psn(0x12, has, wanted).text;
+        assert!(said(0xff_fff0, 5).ends_with("one that has come before"), "{}", said(0xff_fff0, 5));
+        assert!(said(5, 0xff_fff0).ends_with("one behind others that are lost"), "{}", said(5, 0xff_fff0));
     }
 
     #[test]

@@ -328,6 +328,19 @@ fn duplicates_are_acknowledged_and_touch_nothing() {
     assert_eq!(bench.host.events, events);
 }
 
+#[test]
+fn a_first_request_far_from_the_expected_one_shows_a_wrong_start() {
+    let mut bench = Bench::new(Service::Rc);
+    let is_wrong = |bench: &Bench, number| bench.responder.has_wrong_start(psn::add(PSN, number));
+    // One that comes again, or behind a loss, is as it should be.
+    let numbers = [0, 1, 0xffff, 0x1_0000, psn::WINDOW, psn::MASK];
+    assert_eq!(numbers.map(|number| is_wrong(&bench, number)), [false, false, false, true, true, true]);
+    assert_eq!(bench.take(ask(Opcode::SendOnly, psn::MASK, 4)), Verdict::Duplicate);
+    assert!(is_wrong(&bench, psn::MASK));
+    bench.accept(reth(Opcode::WriteOnly, 0, 0x100, 4, 4));
+    assert!(numbers.iter().all(|number| !is_wrong(&bench, *number)), "it has begun");
+}
+
 // PRACTICE-ORDER-1
 #[test]
 fn the_last_acknowledgement_is_repeated_where_there_was_one() {
