@@ -133,8 +133,8 @@ pub(crate) struct Effects {
     pub(crate) flows: Vec<Flow>,
     /// How many requests were posted to the send queue before those of this call.
     pub(crate) place: Option<u64>,
-    /// Messages whose receives were polled: the queue pair, and its so many-th.
-    pub(crate) arrivals: Vec<(u32, u64)>,
+    /// Of each completion, the message that its receive has taken, if packets are shown: the queue pair, and its so many-th.
+    pub(crate) arrivals: Vec<Option<(u32, u64)>>,
     /// The requests that builders have posted.
     pub(crate) posted: Vec<PostedRequest>,
     /// Under the cursor.
@@ -326,6 +326,16 @@ fn outcome(writer: &mut Writer, ended: &CompletedCall<'_>, effects: &Effects) {
         }
         writer.close(b']');
     }
+    if effects.arrivals.iter().any(Option::is_some) {
+        writer.key("arrivals").open(b'[');
+        for arrival in &effects.arrivals {
+            match arrival {
+                None => writer.item().null(),
+                Some((_, number)) => writer.item().unsigned(*number),
+            }
+        }
+        writer.close(b']');
+    }
     if let Some(place) = effects.place.filter(|_| !effects.numbers.is_empty()) {
         writer.key("place").unsigned(place);
     }
@@ -399,7 +409,7 @@ fn chrome(ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
         writer.close(b'}');
         writer.raw(b",\n");
     }
-    for (pair, number) in &effects.arrivals {
+    for (pair, number) in effects.arrivals.iter().flatten() {
         writer.open(b'{');
         writer.key("name").word("arrival");
         writer.key("cat").word("arrival");

@@ -384,10 +384,10 @@ impl LineTrace {
                     effects.flows.push(Flow { number, name, begins: false });
                 });
                 effects.numbers.push(number.unwrap_or(0));
-                if completion.is_receive() && completion.status == 0 {
-                    let arrival = state.requests.take_arrival(completion.queue_pair);
-                    effects.arrivals.extend(arrival.map(|arrival| (completion.queue_pair, arrival)));
-                }
+                let is_message = completion.is_receive() && completion.status == 0;
+                let arrival =
+                    is_message.then(|| state.requests.take_arrival(completion.queue_pair)).flatten();
+                effects.arrivals.push(arrival.map(|arrival| (completion.queue_pair, arrival)));
             }
         });
     }

@@ -13,8 +13,6 @@ type Pair = Queue;
 /// What is known so far, in the order of time.
 #[derive(Default)]
 pub(super) struct Passage {
-    /// Requests by their queue pair and their place in its queue.
-    places: HashMap<(Pair, u64), usize>,
     /// Requests whose first packet has left, by that packet.
     begun: HashMap<Packet, usize>,
     /// Requests whose last packet has left, by that packet.
@@ -31,8 +29,8 @@ pub(super) struct Passage {
     unanswered: HashMap<Pair, VecDeque<(u64, usize)>>,
     /// The last acknowledgement of a queue pair, and when it came: a thread may take it in before the one that sends has written down that it has sent.
     answered: HashMap<Pair, (u64, f64)>,
-    /// Messages that have arrived, and have been polled nowhere yet.
-    waiting: HashMap<Pair, VecDeque<usize>>,
+    /// Messages that have arrived, and have been polled nowhere yet: each is the queue pair's so many-th.
+    waiting: HashMap<(Pair, u64), usize>,
 }
 
 /// How a packet, or the first one of a request, is named; and whether it is of a stream.
@@ -51,21 +49,13 @@ fn is_up_to(number: u64, limit: u64) -> bool {
 }
 
 impl Passage {
-    /// Requests have been posted, from this one on; the first has this place in its queue.
-    pub(super) fn posted(&mut self, trace: &Trace, first: usize, place: u64) {
-        for (offset, request) in trace.requests[first..].iter().enumerate() {
-            let pair = (request.pid, request.pair.clone());
-            self.places.insert((pair, place + offset as u64), first + offset);
-        }
-    }
-
     /// A packet, or the beginning of a request.
     pub(super) fn take(&mut self, trace: &mut Trace, pid: u64, parts: &Parts<'_>) {
         let said = parts.arguments;
         let (packet, is_of_stream) = name(said);
         if let Some(pair) = said["begun"].as_str() {
-            let key = ((pid, pair.to_owned()), said["place"].as_u64().unwrap_or(0));
-            if let Some(request) = self.places.remove(&key) {
+            let number = said["request"].as_u64().unwrap_or(0);
+            if let Some(request) = trace.unbegun.remove(&(pid, number)) {
                 let flow = (pid, packet.0.clone(), None);
                 // The queue pair has begun anew.
                 if self.last.get(&flow).is_some_and(|last| is_up_to(packet.1, *last)) {
@@ -74,7 +64,8 @@ impl Passage {
                 self.leaving.insert((pid, packet.0.clone()), request);
                 self.begun.insert(packet, request);
                 if is_of_stream && trace.requests[request].is_read() {
-                    self.asked.insert(key, request);
+                    let place = said["place"].as_u64().unwrap_or(0);
+                    self.asked.insert(((pid, pair.to_owned()), place), request);
                 }
             }
             return;
@@ -120,8 +111,8 @@ impl Passage {
         if ends && let Some(request) = self.ended.remove(&packet) {
             let arrived = &mut trace.requests[request].arrived;
             *arrived = Some((arrived.map_or(parts.time, |(first, _)| first), parts.time));
-            if said["takes_receive"] == 1 {
-                self.waiting.entry(pair).or_default().push_back(request);
+            if let Some(arrival) = said["arrival"].as_u64() {
+                self.waiting.insert((pair, arrival), request);
             }
         }
     }
@@ -186,11 +177,11 @@ impl Passage {
         }
     }
 
-    /// A receive is done: it has taken the message that had come before all others.
-    pub(super) fn received(&mut self, trace: &mut Trace, receive: usize) {
+    /// A receive is done: it has taken this message, the queue pair's so many-th.
+    pub(super) fn received(&mut self, trace: &mut Trace, receive: usize, arrival: u64) {
         let request = &trace.requests[receive];
         let pair = (request.pid, request.pair.clone());
-        if let Some(message) = self.waiting.get_mut(&pair).and_then(VecDeque::pop_front) {
+        if let Some(message) = self.waiting.remove(&(pair, arrival)) {
             trace.requests[receive].partner = Some(message);
             trace.requests[message].partner = Some(receive);
         }
@@ -215,8 +206,9 @@ mod tests {
         json!({"time": time, "pid": pid, "packet": way, "kind": kind, "part": part, "qp": qp, "stream": stream, "offset": offset, "length": 8})
     }
 
-    fn begins(time: f64, place: u64, offset: u64) -> Value {
-        json!({"time": time, "pid": 1, "begun": "0x11", "place": place, "stream": STREAM, "offset": offset})
+    /// The beginning of the request that has this number and place.
+    fn begins(time: f64, (number, place): (u64, u64), offset: u64) -> Value {
+        json!({"time": time, "pid": 1, "begun": "0x11", "request": number, "place": place, "stream": STREAM, "offset": offset})
     }
 
     fn trace(lines: Vec<Value>) -> Trace {
@@ -242,22 +234,22 @@ mod tests {
         json!({"time": 0.1, "duration": 0.001, "pid": 2, "tid": 2, "call": "ibv_post_recv", "requests": requests, "arguments": {"qp": "0x22", "wr": list}})
     }
 
-    /// A poll that finds these receives.
-    fn polled(time: f64, duration: f64, requests: &[u64]) -> Value {
+    /// A poll that finds these receives, which have taken these messages.
+    fn polled(time: f64, duration: f64, requests: &[u64], arrivals: &[u64]) -> Value {
         let list = vec![json!({"status": "IBV_WC_SUCCESS", "byte_len": 8, "qp_num": "0x22"}); requests.len()];
-        json!({"time": time, "duration": duration, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": requests, "arguments": {"wc": list}})
+        json!({"time": time, "duration": duration, "pid": 2, "tid": 2, "call": "ibv_poll_cq", "requests": requests, "arrivals": arrivals, "arguments": {"wc": list}})
     }
 
     #[test]
     fn a_message_is_followed_from_its_post_to_the_poll_of_its_receive() {
         let mut arrives = packet(0.6, 2, "in", "SEND", "last", "0x22", 0);
-        arrives["takes_receive"] = json!(1);
+        arrives["arrival"] = json!(1);
         let mut answered = packet(0.8, 1, "in", "ACK", "only", "0x11", 0);
         answered["acknowledged"] = json!(0);
         let found = trace(vec![
             receives(&[7]),
             post(0.2, "IBV_WR_SEND", 1, 5),
-            json!({"time": 0.3, "pid": 1, "begun": "0x11", "place": 5, "to": "0x22", "psn": 0xff_ffff}),
+            json!({"time": 0.3, "pid": 1, "begun": "0x11", "request": 1, "place": 5, "to": "0x22", "psn": 0xff_ffff}),
             packet(0.4, 1, "out", "SEND", "first", "0x22", 0xff_ffff),
             // It goes round to 0. An older one that comes again is nobody's.
             packet(0.41, 1, "out", "SEND", "last", "0x22", 0),
@@ -265,7 +257,7 @@ mod tests {
             packet(0.55, 2, "in", "SEND", "last", "0x22", 0xff_fff0),
             arrives,
             answered,
-            polled(0.7, 0.01, &[7]),
+            polled(0.7, 0.01, &[7], &[1]),
         ]);
         let message = found.requests.iter().position(|one| !one.is_receive()).expect("a message");
         let one = &found.requests[message];
@@ -284,7 +276,7 @@ mod tests {
             // It was carried out in the peer's memory.
             post(0.1, "IBV_WR_RDMA_WRITE", 1, 0),
             post(0.2, "IBV_WR_RDMA_WRITE", 2, 1),
-            json!({"time": 0.3, "pid": 1, "begun": "0x11", "place": 1, "to": "0x22", "psn": 9}),
+            json!({"time": 0.3, "pid": 1, "begun": "0x11", "request": 2, "place": 1, "to": "0x22", "psn": 9}),
             answered,
             // The thread that sends was late to write that down.
             packet(0.6, 1, "out", "RDMA_WRITE", "only", "0x22", 9),
@@ -295,12 +287,12 @@ mod tests {
 
     #[test]
     fn a_packet_that_goes_again_changes_nothing_and_a_poll_may_have_begun_before_it() {
-        let arrives = |time, psn| {
+        let arrives = |time, psn, arrival: Option<u64>| {
             let mut packet = packet(time, 2, "in", "SEND", "only", "0x22", psn);
-            packet["takes_receive"] = json!(1);
+            packet["arrival"] = json!(arrival);
             packet
         };
-        let begun = |time: f64, place: u64, psn: u64| json!({"time": time, "pid": 1, "begun": "0x11", "place": place, "to": "0x22", "psn": psn});
+        let begun = |time: f64, place: u64, psn: u64| json!({"time": time, "pid": 1, "begun": "0x11", "request": place + 1, "place": place, "to": "0x22", "psn": psn});
         let found = trace(vec![
             receives(&[7, 8]),
             post(0.1, "IBV_WR_SEND", 1, 0),
@@ -308,14 +300,14 @@ mod tests {
             begun(0.2, 0, 5),
             packet(0.2, 1, "out", "SEND", "only", "0x22", 5),
             // It finds the message, which comes meanwhile.
-            polled(0.25, 0.1, &[7]),
-            arrives(0.3, 5),
+            polled(0.25, 0.1, &[7], &[1]),
+            arrives(0.3, 5, Some(1)),
             packet(0.4, 1, "out", "SEND", "only", "0x22", 5),
-            arrives(0.5, 5),
+            arrives(0.5, 5, None),
             begun(0.6, 1, 6),
             packet(0.6, 1, "out", "SEND", "only", "0x22", 6),
-            arrives(0.7, 6),
-            polled(0.8, 0.1, &[8]),
+            arrives(0.7, 6, Some(2)),
+            polled(0.8, 0.1, &[8], &[2]),
         ]);
         let sends: Vec<_> = found.requests.iter().filter(|one| !one.is_receive()).collect();
         let said: Vec<_> = sends.iter().map(|one| (one.left, one.arrived)).collect();
@@ -329,11 +321,33 @@ mod tests {
         );
     }
 
+    /// The first message came from a process without a trace: the receive that has taken it is nobody's partner.
+    #[test]
+    fn a_poll_names_the_message_that_its_receive_has_taken() {
+        let mut arrives = packet(0.5, 2, "in", "SEND", "only", "0x22", 5);
+        arrives["arrival"] = json!(2);
+        let found = trace(vec![
+            receives(&[7, 8]),
+            post(0.2, "IBV_WR_SEND", 1, 0),
+            json!({"time": 0.3, "pid": 1, "begun": "0x11", "request": 1, "place": 0, "to": "0x22", "psn": 5}),
+            packet(0.4, 1, "out", "SEND", "only", "0x22", 5),
+            arrives,
+            polled(0.6, 0.01, &[7, 8], &[1, 2]),
+        ]);
+        let message = found.requests.iter().position(|one| !one.is_receive()).expect("a message");
+        let receives: Vec<_> =
+            (0..found.requests.len()).filter(|place| found.requests[*place].is_receive()).collect();
+        assert_eq!(
+            receives.iter().map(|place| found.requests[*place].partner).collect::<Vec<_>>(),
+            [None, Some(message)]
+        );
+    }
+
     /// Of a stream: a Write with immediate data, a Read that is answered, an indication that is no request's, and a message beside the stream.
     #[test]
     fn segments_are_followed_by_their_offsets() {
         let mut data = segment(0.6, 2, "in", ("IMMEDIATE", "only"), 200);
-        data["takes_receive"] = json!(1);
+        data["arrival"] = json!(1);
         let mut answer = segment(0.9, 1, "in", ("READ_RESPONSE", "last"), 90);
         answer["answers"] = json!(6);
         let beside = |mut value: Value| {
@@ -342,13 +356,13 @@ mod tests {
             value
         };
         let mut came = beside(segment(1.2, 2, "in", ("SEND", "only"), 0));
-        came["takes_receive"] = json!(1);
+        came["arrival"] = json!(2);
         let found = trace(vec![
             receives(&[7, 8]),
             post(0.1, "IBV_WR_RDMA_WRITE_WITH_IMM", 1, 5),
             post(0.2, "IBV_WR_RDMA_READ", 2, 6),
             post(0.3, "IBV_WR_SEND", 3, 7),
-            begins(0.3, 5, 0),
+            begins(0.3, (1, 5), 0),
             segment(0.4, 1, "out", ("RDMA_WRITE", "first"), 0),
             segment(0.41, 1, "out", ("RDMA_WRITE", "last"), 100),
             segment(0.42, 1, "out", ("IMMEDIATE", "only"), 200),
@@ -358,7 +372,7 @@ mod tests {
             // A fence: nobody's.
             segment(0.65, 1, "out", ("RDMA_READ", "only"), 230),
             segment(0.66, 2, "in", ("RDMA_READ", "only"), 230),
-            begins(0.7, 6, 260),
+            begins(0.7, (2, 6), 260),
             segment(0.71, 1, "out", ("RDMA_READ", "only"), 260),
             segment(0.72, 2, "in", ("RDMA_READ", "only"), 260),
             // The same offsets in the other direction are others.
@@ -366,10 +380,10 @@ mod tests {
             segment(0.81, 2, "out", ("READ_RESPONSE", "last"), 90),
             segment(0.85, 1, "in", ("READ_RESPONSE", "first"), 0),
             answer,
-            beside(begins(1.0, 7, 0)),
+            beside(begins(1.0, (3, 7), 0)),
             beside(segment(1.1, 1, "out", ("SEND", "only"), 0)),
             came,
-            polled(1.3, 0.01, &[7, 8]),
+            polled(1.3, 0.01, &[7, 8], &[1, 2]),
         ]);
         let said: Vec<_> = found
             .requests

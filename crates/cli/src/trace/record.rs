@@ -88,6 +88,8 @@ pub(super) struct Trace {
     pub(super) missing: u64,
     /// Requests of send queues, of which some may never be reported.
     unreported: HashMap<Queue, VecDeque<usize>>,
+    /// Requests of send queues of which no packet has left, by their process and number.
+    pub(super) unbegun: HashMap<(u64, u64), usize>,
 }
 
 /// The parts of a call's object, which the two formats name in their own ways.
@@ -199,25 +201,23 @@ impl Trace {
             {
                 destinations.insert((pid, text(&parts.arguments["qp"])), peer.to_owned());
             }
-            let first = trace.requests.len();
-            let done = trace.take_requests(pid, &parts, &mut under_way);
-            if let Some(place) = parts.outcome["place"].as_u64() {
-                passage.posted(&trace, first, place);
-            }
-            done.into_iter().for_each(|receive| passage.received(&mut trace, receive));
+            let received = trace.take_requests(pid, &parts, &mut under_way);
+            received
+                .into_iter()
+                .for_each(|(receive, arrival)| passage.received(&mut trace, receive, arrival));
         }
         trace.calls.sort_by(|one, other| one.time.total_cmp(&other.time));
         trace.pair_up(&destinations, passage.connected());
         Ok(trace)
     }
 
-    /// Returns the receives that are done.
+    /// Returns the receives that are done, each with the message that it has taken: it is the queue pair's so many-th.
     fn take_requests(
         &mut self,
         pid: u64,
         parts: &Parts<'_>,
         under_way: &mut HashMap<(u64, u64), usize>,
-    ) -> Vec<usize> {
+    ) -> Vec<(usize, u64)> {
         let mut received = Vec::new();
         let Some(numbers) = parts.outcome["requests"].as_array() else { return received };
         let lists = [&parts.arguments["wr"], &parts.outcome["posted"], &parts.arguments["wc"]];
@@ -235,6 +235,7 @@ impl Trace {
                 if !parts.name.contains("recv") {
                     let pair = (pid, text(&parts.arguments["qp"]));
                     self.unreported.entry(pair).or_default().push_back(self.requests.len());
+                    self.unbegun.insert((pid, number), self.requests.len());
                 }
                 self.requests.push(Request {
                     pid,
@@ -262,11 +263,7 @@ impl Trace {
                 if let Some(bytes) = said["byte_len"].as_u64().filter(|_| request.is_receive()) {
                     request.length = bytes;
                 }
-                if request.is_receive()
-                    && request.done.as_ref().is_some_and(|(_, status)| status == "SUCCESS")
-                {
-                    received.push(index);
-                }
+                received.extend(parts.outcome["arrivals"][place].as_u64().map(|arrival| (index, arrival)));
             }
         }
         received

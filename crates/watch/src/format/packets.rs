@@ -1,6 +1,6 @@
 //! Packets in each format.
 
-use super::{Place, arrival, microseconds, seconds};
+use super::{Place, microseconds, seconds};
 use crate::requests::Links;
 use crate::setting::Format;
 use crate::writer::{Style, Writer};
@@ -36,7 +36,7 @@ pub(crate) fn seen(
                 }
                 TransportEvent::RequestStart(_) => writer.raw(b"begins "),
             }
-            parts(&mut writer, seen, links.request);
+            parts(&mut writer, seen, links);
             writer.raw(b"\n");
             writer.bytes
         }
@@ -46,7 +46,7 @@ pub(crate) fn seen(
             seconds(writer.key("time"), since);
             writer.key("pid").unsigned(place.pid.into());
             writer.key("tid").unsigned(thread.into());
-            parts(&mut writer, seen, links.request);
+            parts(&mut writer, seen, links);
             writer.close(b'}');
             writer.raw(b"\n");
             writer.bytes
@@ -56,7 +56,7 @@ pub(crate) fn seen(
 }
 
 /// The parts of a packet, or of a beginning.
-fn parts(writer: &mut Writer, seen: &TransportEvent, request: Option<u64>) {
+fn parts(writer: &mut Writer, seen: &TransportEvent, Links { request, arrival }: Links) {
     match seen {
         TransportEvent::Packet(packet) => {
             writer.key("packet").word(if packet.direction == Direction::Out { "out" } else { "in" });
@@ -69,6 +69,9 @@ fn parts(writer: &mut Writer, seen: &TransportEvent, request: Option<u64>) {
             });
             if packet.takes_receive {
                 writer.key("takes_receive").unsigned(1);
+            }
+            if let Some(number) = arrival {
+                writer.key("arrival").unsigned(number);
             }
             writer.key("length").unsigned(packet.length.into());
             if let Some(source) = packet.source {
@@ -148,7 +151,7 @@ fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &TransportEve
     at(&mut writer);
     microseconds(writer.key("dur"), 0);
     writer.key("args").open(b'{');
-    parts(&mut writer, seen, None);
+    parts(&mut writer, seen, links);
     writer.close(b'}');
     writer.close(b'}');
     writer.raw(b",\n");
@@ -159,7 +162,9 @@ fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &TransportEve
     let flows = [
         links.request.map(|number| ("t", "request", format!("{:#x}", u64::from(place.pid) << 42 | number))),
         message,
-        links.arrival.map(|number| ("s", "arrival", arrival(place, packet.queue_pair.unwrap_or(0), number))),
+        links
+            .arrival
+            .map(|number| ("s", "arrival", super::arrival(place, packet.queue_pair.unwrap_or(0), number))),
     ];
     for (phase, category, id) in flows.into_iter().flatten() {
         writer.open(b'{');

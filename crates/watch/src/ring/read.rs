@@ -166,10 +166,9 @@ fn write_call(
                 effects.flows.push(Flow { number, name, begins: false });
             });
             effects.numbers.push(number.unwrap_or(0));
-            if completion.is_receive() && completion.status == 0 {
-                let arrival = requests.take_arrival(completion.queue_pair);
-                effects.arrivals.extend(arrival.map(|arrival| (completion.queue_pair, arrival)));
-            }
+            let is_message = completion.is_receive() && completion.status == 0;
+            let arrival = is_message.then(|| requests.take_arrival(completion.queue_pair)).flatten();
+            effects.arrivals.push(arrival.map(|arrival| (completion.queue_pair, arrival)));
         }
         if let ("ibv_destroy_qp", Some(Queue::Sends(number))) = (call.name, record.queue) {
             requests.forget(number);
