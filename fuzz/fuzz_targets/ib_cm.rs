@@ -62,7 +62,7 @@ fuzz_target!(|input: &[u8]| {
                 manager.handle_timeout(now);
             }
             10 => {
-                let _ = manager.receive(bytes, choice >> 6, now);
+                let _ = manager.receive_if(bytes, choice >> 6, now, &|_| choice & 0x10 == 0);
             }
             _ => {
                 let attribute = 0x10 + u16::from(id as u8 % 11);
@@ -71,7 +71,7 @@ fuzz_target!(|input: &[u8]| {
                 let mut mad = Mad::new(header);
                 let len = bytes.len().min(mad.data.len());
                 mad.data[..len].copy_from_slice(&bytes[..len]);
-                let _ = manager.receive(&mad.to_bytes(), choice >> 6, now);
+                let _ = manager.receive_if(&mad.to_bytes(), choice >> 6, now, &|_| choice & 0x10 == 0);
             }
         }
         let mut sent = 0;

@@ -220,6 +220,16 @@ impl Endpoint {
         }
     }
 
+    /// Whether the word of a packet from the network counts that the peer, with this queue pair, has lost the connection. Does not wait: while another
+    /// thread has the lock, no such word counts, and the peer will say it again.
+    pub(crate) fn may_have_lost(&self, number: u32) -> bool {
+        self.try_lock().is_some_and(|inner| match &inner.kind {
+            EndpointKind::Connected(link) => link.destination() != number || link.is_foreign(),
+            // Nothing stands here.
+            _ => true,
+        })
+    }
+
     /// The peer's queue pair lives here.
     pub(crate) fn located(&self, number: u32, place: Place) {
         let mut ready = Vec::new();

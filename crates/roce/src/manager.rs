@@ -36,7 +36,7 @@ use adverb_core::log;
 use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
 use adverb_core::random;
 use adverb_core::reactor::{Readiness, Source, Timer};
-use adverb_proto::cm::{self, Config, Event};
+use adverb_proto::cm::{self, Config, Event, StaleClaim};
 use adverb_wire::ib::cm::{RejectReason, Rep, Req, SidrReq, gid, sidr_status};
 use adverb_wire::ib::mad::MAD_LEN;
 use incoming::{Incoming, IncomingRequest};
@@ -75,6 +75,8 @@ pub(crate) trait ManagerHost: Send + Sync {
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
     /// The UDP port that leads directly to the process that owns a queue pair of a peer, if that is known.
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16>;
+    /// Whether a message from the network may say that the peer has lost the connection of these queue pairs. Does not wait: the manager is locked.
+    fn believes_stale(&self, claim: StaleClaim) -> bool;
     /// The GID table.
     fn gids(&self) -> Vec<Gid>;
     /// The path MTU that suits the interface of a local address.
@@ -217,7 +219,8 @@ impl Manager {
             }
             state.askers.insert((peer, name), port);
         }
-        if let Ok(Err(why)) = self.with(|cm, now| cm.receive(mad, peer, now)) {
+        let believes = |claim| self.host.believes_stale(claim);
+        if let Ok(Err(why)) = self.with(|cm, now| cm.receive_if(mad, peer, now, &believes)) {
             log!(Info, "a message from {} has no effect: {why}", peer.address);
         }
         self.pump();

@@ -6,7 +6,7 @@ use adverb_wire::ib::cm::{Mra, Rej, RejectReason, Rep, Req, Rtu, about, interval
 
 use super::{
     Connection, Error, Event, IgnoreReason, Kind, LONGEST_INTERVAL, Manager, PEER_TIMEOUT, Remote,
-    SERVICE_TIMEOUT, State,
+    SERVICE_TIMEOUT, StaleClaim, State,
 };
 
 /// Between two requests for a service that nobody offers yet.
@@ -61,6 +61,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
+        believes: &dyn Fn(StaleClaim) -> bool,
     ) -> Result<(), IgnoreReason> {
         let (id, remote_id) = (rep.remote_communication_id, rep.local_communication_id);
         if let Ok(connection) = self.addressed(id, remote_id, from) {
@@ -93,6 +94,7 @@ impl<P: Copy + Ord> Manager<P> {
             return Err(IgnoreReason::State);
         }
         if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, rep.queue_pair())) {
+            self.check_stale(old, believes)?;
             let rej = Rej {
                 local_communication_id: id,
                 remote_communication_id: remote_id,
@@ -214,31 +216,27 @@ impl<P: Copy + Ord> Manager<P> {
         self.set_deadline(id, now + PAUSE);
     }
 
-    /// The connection that REJ is about.
+    /// The connection that REJ is about. Its transaction is the one of the request in any case, which nobody but the two sides knows.
+    // IB-CM-9, IB-CM-12, IB-CM-13
     fn rejected(&self, rej: &Rej, transaction_id: u64, from: P) -> Result<u32, IgnoreReason> {
-        let (id, remote_id) = (rej.remote_communication_id, rej.local_communication_id);
-        if rej.reason == RejectReason::TIMEOUT {
+        let (named, remote_id) = (rej.remote_communication_id, rej.local_communication_id);
+        let known = (rej.reason == RejectReason::TIMEOUT).then(|| {
             // The peer may not know this side's communication ID: it gives its own, and its GUID.
             let (guid, _) = rej.additional_information.split_first_chunk().expect("room for a GUID");
-            let remote = Remote {
+            Remote {
                 kind: Kind::CommunicationId,
                 peer: from,
                 ca_guid: u64::from_be_bytes(*guid),
                 number: remote_id,
-            };
-            if let Some(id) = self.remotes.get(&remote) {
-                return Ok(*id);
             }
-        }
+        });
+        let id = known.and_then(|remote| self.remotes.get(&remote).copied()).unwrap_or(named);
         // While REQ is not answered, the peer's communication ID is not known; it may have one or not.
         let belongs = |connection: &Connection<P>| {
-            connection.peer == from && connection.remote_id != 0 && connection.remote_id == remote_id
+            connection.peer == from
+                && connection.transaction_id == transaction_id
+                && (connection.remote_id == 0 || connection.remote_id == remote_id)
         };
-        let known = self.connections.get(&id).is_some_and(belongs);
-        if known || self.answers_request(id, transaction_id, from) {
-            Ok(id)
-        } else {
-            Err(IgnoreReason::Unknown)
-        }
+        if self.connections.get(&id).is_some_and(belongs) { Ok(id) } else { Err(IgnoreReason::Unknown) }
     }
 }

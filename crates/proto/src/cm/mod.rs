@@ -158,6 +158,17 @@ pub enum Event<P> {
     },
 }
 
+/// The queue pairs of a connection that a message calls stale: it comes from the peer's queue pair, for another connection.
+///
+/// Nothing in such a message is secret. So whoever sends it may be somebody else than the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StaleClaim {
+    /// Our queue pair of the connection.
+    pub local_qpn: u32,
+    /// The peer's.
+    pub remote_qpn: u32,
+}
+
 /// Why a call cannot be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
@@ -186,6 +197,8 @@ pub enum IgnoreReason {
     State,
     /// There is no room for another connection or unanswered request. The peer will ask again.
     Full,
+    /// The claim that a connection is stale, which is not believed, or comes while the connection is about to end. The peer will ask again.
+    Doubted,
 }
 
 impl std::fmt::Display for IgnoreReason {
@@ -195,6 +208,7 @@ impl std::fmt::Display for IgnoreReason {
             Self::Unknown => "nobody knows what it is about",
             Self::State => "it does not fit the state of its connection",
             Self::Full => "there is no room for another connection",
+            Self::Doubted => "its queue pair still has a connection",
         })
     }
 }
@@ -265,17 +279,31 @@ impl<P: Copy + Ord> Manager<P> {
         self.listeners.remove(&service_id);
     }
 
-    /// Takes a datagram of the communication management class.
+    /// Takes a datagram of the communication management class. Each claim that a connection is stale is believed, as between adapters.
     pub fn receive(&mut self, bytes: &[u8], from: P, now: Duration) -> Result<(), IgnoreReason> {
+        self.receive_if(bytes, from, now, &|_| true)
+    }
+
+    /// Takes a datagram as [`Manager::receive`] does, where the caller may know better than a message whether a connection still stands.
+    ///
+    /// The manager calls `believes` before it releases a connection that the message calls stale. If the answer is no, the message has no
+    /// effect, and no answer: a genuine one comes again, and is served once the old connection has ended.
+    pub fn receive_if(
+        &mut self,
+        bytes: &[u8],
+        from: P,
+        now: Duration,
+        believes: &dyn Fn(StaleClaim) -> bool,
+    ) -> Result<(), IgnoreReason> {
         let mad = Mad::parse(bytes).ok_or(IgnoreReason::Malformed)?;
         // IB-CM-10
         let message = Message::parse(mad).map_err(|_| IgnoreReason::Malformed)?;
         let transaction_id = mad.header.transaction_id.get();
         match &message {
-            Message::Req(req) => self.receive_req(req, transaction_id, from, now),
+            Message::Req(req) => self.receive_req(req, transaction_id, from, now, believes),
             Message::Mra(mra) => self.receive_mra(mra, transaction_id, from, now),
             Message::Rej(rej) => self.receive_rej(rej, transaction_id, from, now),
-            Message::Rep(rep) => self.receive_rep(rep, transaction_id, from, now),
+            Message::Rep(rep) => self.receive_rep(rep, transaction_id, from, now, believes),
             Message::Rtu(rtu) => self.receive_rtu(rtu, from),
             Message::Dreq(dreq) => self.receive_dreq(dreq, transaction_id, from, now),
             Message::Drep(drep) => self.receive_drep(drep, from, now),

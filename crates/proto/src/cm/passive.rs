@@ -5,7 +5,8 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Message, Rej, RejectReason, Rep, Req, Rtu, about, interval, service};
 
 use super::{
-    Connection, Error, Event, IgnoreReason, Kind, LONGEST_INTERVAL, Manager, Remote, SHORTEST_INTERVAL, State,
+    Connection, Error, Event, IgnoreReason, Kind, LONGEST_INTERVAL, Manager, Remote, SHORTEST_INTERVAL,
+    StaleClaim, State,
 };
 
 impl<P: Copy + Ord> Manager<P> {
@@ -94,6 +95,7 @@ impl<P: Copy + Ord> Manager<P> {
         transaction_id: u64,
         from: P,
         now: Duration,
+        believes: &dyn Fn(StaleClaim) -> bool,
     ) -> Result<(), IgnoreReason> {
         if req.local_communication_id == 0 {
             return Err(IgnoreReason::Malformed);
@@ -104,9 +106,10 @@ impl<P: Copy + Ord> Manager<P> {
             return Ok(());
         }
         if let Some(&id) = self.remotes.get(&remote_id) {
-            return self.receive_req_again(id, req, transaction_id, now);
+            return self.receive_req_again(id, req, transaction_id, now, believes);
         }
         if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, req.local_qpn)) {
+            self.check_stale(old, believes)?;
             // IB-CM-33
             self.refuse(req, transaction_id, from, RejectReason::STALE_CONNECTION);
             self.release_stale(old, now);
@@ -154,11 +157,13 @@ impl<P: Copy + Ord> Manager<P> {
         req: &Req,
         transaction_id: u64,
         now: Duration,
+        believes: &dyn Fn(StaleClaim) -> bool,
     ) -> Result<(), IgnoreReason> {
         let connection = &self.connections[&id];
         let peer = connection.peer;
         if connection.transaction_id != transaction_id || connection.remote_qpn != req.local_qpn {
             // Not the same request: the peer has lost the connection, and begins anew.
+            self.check_stale(id, believes)?;
             self.refuse(req, transaction_id, peer, RejectReason::STALE_CONNECTION);
             self.release_stale(id, now);
             return Ok(());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_wire::ib::cm::{Drep, Dreq, Rej, RejectReason, SidrRep, about, sidr_status};
 
-use super::{Error, Event, IgnoreReason, Kind, Manager, State};
+use super::{Error, Event, IgnoreReason, Kind, Manager, StaleClaim, State};
 
 impl<P: Copy + Ord> Manager<P> {
     /// Releases a connection, or agrees to the peer's wish to.
@@ -89,7 +89,29 @@ impl<P: Copy + Ord> Manager<P> {
         self.send(connection.peer, connection.release_transaction_id, drep);
     }
 
+    /// Asks the caller whether a connection may be stale, because a message says so.
+    ///
+    /// # Errors
+    /// If the message is to have no effect: the caller does not believe it, or the connection is about to end, and the message can be served afterwards.
+    // ROCE-42
+    pub(super) fn check_stale(
+        &self,
+        id: u32,
+        believes: &dyn Fn(StaleClaim) -> bool,
+    ) -> Result<(), IgnoreReason> {
+        let connection = &self.connections[&id];
+        let claim = StaleClaim { local_qpn: connection.local_qpn, remote_qpn: connection.remote_qpn };
+        let counts = match connection.state {
+            // IB-CM-34
+            State::Timewait => true,
+            State::DreqSent => false,
+            _ => believes(claim),
+        };
+        if counts { Ok(()) } else { Err(IgnoreReason::Doubted) }
+    }
+
     /// The peer uses the queue pair of a connection for another one: it has lost this one.
+    // IB-CM-33
     pub(super) fn release_stale(&mut self, id: u32, now: Duration) {
         if self.connections[&id].state == State::Established {
             self.send_dreq(id, now);

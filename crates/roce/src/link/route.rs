@@ -40,6 +40,11 @@ impl PeerLocation {
         }
     }
 
+    /// Whether the peer is no adverb: a kernel or an adapter, or a process that nobody has told of.
+    pub(super) fn is_foreign(&self) -> bool {
+        matches!(self, Self::Network(place) if place.room.is_none())
+    }
+
     /// The carrier by which packets leave.
     #[inline]
     pub(super) fn carrier(&self) -> Carrier {
@@ -59,6 +64,11 @@ impl PeerLocation {
 impl Link {
     pub(crate) fn packet_route(&self) -> &PacketRoute {
         &self.packet_route
+    }
+
+    /// Whether the peer is known to be no adverb.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.location.is_foreign()
     }
 
     /// The peer's queue pair.

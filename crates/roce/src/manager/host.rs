@@ -18,6 +18,7 @@ use crate::strays::LOOKS;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::{log, watch, wire};
+use adverb_proto::cm::StaleClaim;
 use adverb_wire::ib::mad::{MAD_LEN, class};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
@@ -52,6 +53,10 @@ impl ManagerHost for Net {
 
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16> {
         self.locator.known(address, queue_pair)
+    }
+
+    fn believes_stale(&self, claim: StaleClaim) -> bool {
+        self.endpoints().get(&claim.local_qpn).is_none_or(|own| own.may_have_lost(claim.remote_qpn))
     }
 
     fn gids(&self) -> Vec<Gid> {

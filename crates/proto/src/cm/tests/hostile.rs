@@ -66,6 +66,84 @@ fn who_has_not_got_the_request_answers_nothing() {
     assert!(matches!(events(&mut pair.active)[..], [Event::Rejected { .. }]));
 }
 
+/// A connection of which the caller knows that it stands is not released because a request names its queue pair or its communication ID.
+/// Such a request gets no answer, and is served when it comes again after the connection has ended.
+// ROCE-42
+#[test]
+fn a_request_does_not_release_a_connection_that_stands() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.establish();
+    let forged = |local_communication_id, local_qpn| {
+        let req = Req { local_communication_id, local_ca_guid: ACTIVE.into(), local_qpn, ..req() };
+        Message::from(req).to_mad(99).to_bytes()
+    };
+    let claim = StaleClaim { local_qpn: PASSIVE_QPN, remote_qpn: ACTIVE_QPN };
+    let doubts = |claimed| {
+        assert_eq!(claimed, claim);
+        false
+    };
+    let by_number = forged(a ^ 1, ACTIVE_QPN);
+    for bytes in [by_number, forged(a, ACTIVE_QPN), forged(a, 0x77)] {
+        let received = pair.passive.receive_if(&bytes, ACTIVE, ZERO, &doubts);
+        assert_eq!(received, Err(IgnoreReason::Doubted));
+    }
+    assert_eq!((sent(&mut pair.passive), events(&mut pair.passive)), (vec![], vec![]));
+    assert_eq!(pair.passive.deadline(), None);
+    // The peer has ended, and the caller has found out: nobody answers its wish to release.
+    pair.passive.disconnect(b, ZERO).unwrap();
+    sent(&mut pair.passive);
+    let received = pair.passive.receive(&by_number, ACTIVE, ZERO);
+    assert_eq!((received, sent(&mut pair.passive)), (Err(IgnoreReason::Doubted), vec![]));
+    wait(&mut pair.passive);
+    events(&mut pair.passive);
+    assert_eq!(pair.passive.receive_if(&by_number, ACTIVE, EVER, &doubts), Ok(()));
+    assert!(matches!(events(&mut pair.passive)[..], [Event::Request { .. }]));
+}
+
+/// A reply does not release it either. It may come from a peer that this side has asked for something else.
+// ROCE-42
+#[test]
+fn a_reply_does_not_release_a_connection_that_stands() {
+    let mut pair = Pair::new();
+    pair.establish();
+    let c = pair.active.connect(PASSIVE, &Req { local_qpn: 0x77, ..req() }, ZERO).unwrap();
+    let transaction = sent(&mut pair.active)[0].1;
+    let rep =
+        Rep { local_communication_id: 5, remote_communication_id: c, local_ca_guid: PASSIVE.into(), ..rep() };
+    let bytes = Message::from(rep).to_mad(transaction).to_bytes();
+    let received = pair.active.receive_if(&bytes, PASSIVE, ZERO, &|_| false);
+    assert_eq!(received, Err(IgnoreReason::Doubted));
+    assert_eq!((sent(&mut pair.active), events(&mut pair.active)), (vec![], vec![]));
+}
+
+/// A refusal counts only with the transaction of the request, whatever its reason, and whether the connection is being made or stands.
+// IB-CM-9, IB-CM-12
+#[test]
+fn who_has_not_got_the_request_refuses_nothing() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.establish();
+    let mut timeout = Rej {
+        local_communication_id: a,
+        message: about::OTHER,
+        reason: RejectReason::TIMEOUT,
+        additional_information_len: 8,
+        ..Rej::default()
+    };
+    timeout.additional_information[..8].copy_from_slice(&u64::from(ACTIVE).to_be_bytes());
+    let other = Rej { local_communication_id: a, remote_communication_id: b, message: about::OTHER, ..no() };
+    let transaction = pair.passive.connections[&b].transaction_id;
+    for rej in [timeout, other] {
+        for guess in [0, b.into(), transaction ^ 1 << 32] {
+            let bytes = Message::from(rej).to_mad(guess).to_bytes();
+            assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(IgnoreReason::Unknown), "{rej:?}");
+        }
+    }
+    assert_eq!(events(&mut pair.passive), []);
+    let bytes = Message::from(timeout).to_mad(transaction).to_bytes();
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Ok(()));
+    assert!(matches!(events(&mut pair.passive)[..], [Event::Rejected { connection, .. }] if connection == b));
+}
+
 /// Who has seen some communication IDs and transactions does not know the next ones.
 // IB-CM-14
 #[test]
@@ -378,7 +456,8 @@ proptest! {
                 data[4..8].copy_from_slice(&id.to_be_bytes());
             }
             let header = Header::new(class::COMMUNICATION, 2, method::SEND, u64::from(bytes[0] & 1), 0x10 + kind);
-            let _ = manager.receive(&Mad { header, data }.to_bytes(), PASSIVE - (choice & 1), now);
+            let bytes = Mad { header, data }.to_bytes();
+            let _ = manager.receive_if(&bytes, PASSIVE - (choice & 1), now, &|_| choice & 2 == 0);
             assert!(manager.transmissions.len() <= 2 && manager.events.len() <= 1);
             while manager.poll_transmit().is_some() {}
             match (manager.poll_event(), choice >> 5) {

@@ -275,13 +275,14 @@ fn data_come_before_ready_to_use() {
 #[test]
 fn ready_to_use_never_comes() {
     let mut pair = Pair::new();
-    let (_, b) = pair.agree();
+    let (a, b) = pair.agree();
     let messages = wait(&mut pair.passive);
     assert_eq!(messages.len(), usize::from(MAX_RETRIES) + 1);
     let Message::Rej(rej) = messages.last().unwrap().1 else { panic!() };
     assert_eq!(rej.reason, RejectReason::TIMEOUT);
     assert_eq!(events(&mut pair.passive), [Event::TimedOut { connection: b }]);
-    pair.active.receive(&Message::from(rej).to_mad(0).to_bytes(), PASSIVE, ZERO).unwrap();
+    let transaction = pair.active.connections[&a].transaction_id;
+    pair.active.receive(&Message::from(rej).to_mad(transaction).to_bytes(), PASSIVE, ZERO).unwrap();
     assert!(matches!(events(&mut pair.active)[..], [Event::Rejected { .. }]));
     pair.end();
 }

@@ -197,7 +197,8 @@ fn a_refusal_ends_an_established_connection() {
     let mut pair = Pair::new();
     let (a, b) = pair.establish();
     let rej = Rej { local_communication_id: a, remote_communication_id: b, message: about::OTHER, ..no() };
-    pair.passive.receive(&Message::from(rej).to_mad(0).to_bytes(), ACTIVE, ZERO).unwrap();
+    let transaction = pair.passive.connections[&b].transaction_id;
+    pair.passive.receive(&Message::from(rej).to_mad(transaction).to_bytes(), ACTIVE, ZERO).unwrap();
     assert!(matches!(events(&mut pair.passive)[..], [Event::Rejected { .. }]));
     pair.passive.handle_timeout(EVER);
     assert_eq!(events(&mut pair.passive), [Event::TimewaitExit { connection: b }]);

@@ -14,6 +14,7 @@ use adverb_core::cm::{
 };
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
+use adverb_proto::cm::StaleClaim;
 use adverb_wire::ib::mad::MAD_LEN;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -51,6 +52,10 @@ impl ManagerHost for Silent {
 
     fn port_of(&self, _: IpAddr, _: u32) -> Option<u16> {
         None
+    }
+
+    fn believes_stale(&self, _: StaleClaim) -> bool {
+        true
     }
 
     fn gids(&self) -> Vec<Gid> {
