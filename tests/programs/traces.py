@@ -240,9 +240,10 @@ def one_flow(adverb, device):
         with open(both) as file:
             events = json.load(file)
         flows = collections.defaultdict(dict)
-        for event in events:
+        # A packet that goes out again, since the peer had no processor, has the arrows of the first one.
+        for event in sorted(events, key=lambda event: event.get("ts", 0)):
             if event["ph"] in "stf" and "id" in event:
-                flows[event["cat"], event["id"]][event["ph"]] = event
+                flows[event["cat"], event["id"]].setdefault(event["ph"], event)
         requests = [flow for (category, _), flow in flows.items() if category == "request" and set(flow) == {"s", "t", "f"}]
         # Packets that leave in one turn have one time.
         packets = collections.defaultdict(list)
