@@ -12,7 +12,7 @@ use crate::memory::{Keys, Mappings};
 use crate::ports::Ports;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
-use crate::{containment, failure, fork, helpers, log, memory, setting};
+use crate::{closing, containment, failure, fork, helpers, log, memory, setting};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
@@ -98,6 +98,7 @@ pub fn existing() -> Option<&'static Engine> {
 pub(crate) fn forget() {
     ENGINE.store(std::ptr::null_mut(), Ordering::Release);
     helpers::CURRENT.forget();
+    closing::forget();
     SafePoints::forget();
 }
 

@@ -62,6 +62,8 @@ impl Source for Inlet {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) => return,
                     Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    // The closing thread has said why.
+                    Some(libc::ENOBUFS) => return self.rest(),
                     _ => {
                         log!(Warn, "another process on this host cannot be let in: {error}");
                         return self.rest();

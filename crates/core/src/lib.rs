@@ -12,6 +12,7 @@ mod barrier;
 pub mod busy;
 pub mod cancel;
 pub mod clock;
+mod closing;
 pub mod cm;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

@@ -1,12 +1,22 @@
 //! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their process, without a trace in
 //! the file system.
+//!
+//! Any process of the network namespace connects, and passes any descriptor. To close one may take as long as its sender wishes, and to close a socket closes
+//! the descriptors of the messages that wait in it. So sockets take in no descriptors where none are expected, from Linux 6.16 on. Nothing is received from
+//! other users that comes with descriptors. Sockets with such messages, and descriptors that are not wanted, go to the closing thread ([`crate::closing`]).
 
+use crate::closing;
 use crate::descriptor;
 use crate::fork::{self, ForkGeneration};
 use arrayvec::ArrayVec;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+mod message;
+
+pub use crate::closing::PassedFd;
+use message::{NextMessage, peek, receive_message};
 
 /// The abstract name of something of ours.
 pub fn name(of: &str) -> Vec<u8> {
@@ -24,67 +34,160 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (raw, length as libc::socklen_t)
 }
 
-fn socket() -> io::Result<ForkClosedFd> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: plain numbers.
-    ForkClosedFd::new(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+/// A socket that a child of fork closes. No thread waits for its close, whatever other processes have sent.
+struct Socket {
+    fd: RawFd,
+    born: ForkGeneration,
+    use_: SocketUse,
 }
 
-/// A descriptor that a child of fork closes.
-struct ForkClosedFd(RawFd, ForkGeneration);
+/// What may wait in a socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SocketUse {
+    /// Nothing: it is not connected.
+    Unused,
+    /// Connections.
+    Listens,
+    /// Messages.
+    Connected,
+}
 
-impl ForkClosedFd {
-    fn new(fd: RawFd) -> io::Result<Self> {
+impl Socket {
+    fn new() -> io::Result<Self> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: plain numbers.
+        Self::of(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }, SocketUse::Unused)
+    }
+
+    fn of(fd: RawFd, use_: SocketUse) -> io::Result<Self> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: fresh, and nobody else's.
+        // SAFETY: fresh, and nobody else's. Its close does not wait: it stays open under its new number.
         let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
-        Ok(Self(fd, ForkGeneration::now()))
+        Ok(Self { fd, born: ForkGeneration::now(), use_ })
+    }
+
+    /// Whether the close may wait. Nothing comes in any more, and messages without descriptors are gone.
+    fn may_wait(&self) -> bool {
+        if self.use_ == SocketUse::Unused {
+            return false;
+        }
+        // SAFETY: our descriptor.
+        unsafe { libc::shutdown(self.fd, libc::SHUT_RDWR) };
+        match self.use_ {
+            SocketUse::Unused => false,
+            SocketUse::Listens => self.turn_all_away(),
+            SocketUse::Connected => {
+                // The end is told from an empty message by this: it has no sender.
+                learn_senders(self.fd);
+                !self.drain()
+            }
+        }
+    }
+
+    /// Lets go of the connections that wait. Returns whether there may be more.
+    fn turn_all_away(&self) -> bool {
+        for _ in 0..2 * BACKLOG {
+            if closing::is_full() {
+                return true;
+            }
+            if let Err(error) = accept_any(self.fd) {
+                match error.raw_os_error() {
+                    Some(libc::EINTR | libc::ECONNABORTED) => {}
+                    // The socket is empty: EINVAL says that nobody can come any more.
+                    Some(libc::EAGAIN | libc::EINVAL) => return false,
+                    _ => return true,
+                }
+            }
+        }
+        true
+    }
+
+    /// Takes out the messages without descriptors. Returns whether nothing is left.
+    fn drain(&self) -> bool {
+        for _ in 0..MOST_MESSAGES {
+            match peek(self.fd) {
+                Ok(NextMessage::None) => return true,
+                Ok(NextMessage::WithDescriptors) => return false,
+                Ok(NextMessage::Plain) => {
+                    // Without room for control messages. There are no descriptors.
+                    let _ = receive_message(self.fd, &mut [0; 1], &mut [], 0);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return true,
+                // An error of the connection is told once.
+                Err(_) => {}
+            }
+        }
+        false
     }
 }
 
-impl Drop for ForkClosedFd {
+impl Drop for Socket {
     fn drop(&mut self) {
-        if self.1.is_here() {
-            fork::disown_descriptor(self.0);
-            // SAFETY: ours; nobody uses it any more.
-            unsafe { libc::syscall(libc::SYS_close, self.0) };
+        if !self.born.is_here() {
+            return;
         }
+        if self.may_wait() {
+            return closing::hand_over(self.fd);
+        }
+        fork::disown_descriptor(self.fd);
+        // SAFETY: ours; nobody uses it any more.
+        unsafe { libc::syscall(libc::SYS_close, self.fd) };
     }
 }
+
+/// More messages than the buffer of an ordinary sender has room for.
+const MOST_MESSAGES: usize = 4096;
 
 /// Processes that wait to be let in at most; the system may allow fewer.
 const BACKLOG: libc::c_int = 4096;
 
 /// A name that this process holds.
-pub struct Listener(ForkClosedFd);
+pub struct Listener(Socket);
 
 impl Listener {
-    /// Holds a name.
+    /// Holds a name. Processes that connect pass no descriptors, where the system can prevent that.
     ///
     /// # Errors
     /// EADDRINUSE while another process, of whatever user, holds it.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
-        let socket = socket()?;
+        let mut socket = Socket::new()?;
+        take_descriptors(socket.fd, false);
+        Self::listen(&mut socket, name)?;
+        Ok(Self(socket))
+    }
+
+    /// Holds a name. Processes of this user that connect may pass descriptors.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_for_descriptors(name: &[u8]) -> io::Result<Self> {
+        let mut socket = Socket::new()?;
+        Self::listen(&mut socket, name)?;
+        Ok(Self(socket))
+    }
+
+    fn listen(socket: &mut Socket, name: &[u8]) -> io::Result<()> {
         let (raw, length) = address(name);
         // SAFETY: a filled address of its length.
-        if unsafe { libc::bind(socket.0, (&raw const raw).cast(), length) } != 0 {
+        if unsafe { libc::bind(socket.fd, (&raw const raw).cast(), length) } != 0 {
             return Err(io::Error::last_os_error());
         }
         // Connections have it from the listener: one that is let in may have got a message before anything is said of it.
-        learn_senders(socket.0);
+        learn_senders(socket.fd);
         // SAFETY: our descriptor.
-        if unsafe { libc::listen(socket.0, BACKLOG) } != 0 {
+        if unsafe { libc::listen(socket.fd, BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self(socket))
+        socket.use_ = SocketUse::Listens;
+        Ok(())
     }
 
     /// The listener's descriptor.
     pub fn fd(&self) -> RawFd {
-        self.0.0
+        self.0.fd
     }
 }
 
@@ -122,22 +225,76 @@ fn learn_senders(fd: RawFd) {
     };
 }
 
+/// Of Linux 6.16: whether descriptors can be sent to a socket. Connections have it from the listener.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Has a socket take descriptors in, or not: senders find EPERM then. Says nothing where the system does not know how.
+fn take_descriptors(fd: RawFd, takes: bool) {
+    let takes = libc::c_int::from(takes);
+    // SAFETY: a descriptor of ours, and a live local of the length that is given.
+    unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const takes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+}
+
+/// Whether descriptors can be sent to a socket.
+fn takes_descriptors(fd: RawFd) -> bool {
+    let (mut takes, mut length): (libc::c_int, _) = (1, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: a descriptor of ours, and a live local of the length that is given.
+    let result = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw mut takes).cast(), &raw mut length)
+    };
+    result != 0 || takes != 0
+}
+
 /// Accepts a process that has connected to a listening descriptor, if one has.
+///
+/// # Errors
+/// Those of accept(2); ENOBUFS while so many descriptors wait for their close that the process must bring no more.
 pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
+    if closing::is_full() && takes_descriptors(listener) {
+        return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+    }
+    accept_any(listener)
+}
+
+fn accept_any(listener: RawFd) -> io::Result<Connection> {
     let kind = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: our descriptor; the address is not asked for.
     let fd = unsafe {
         libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
     };
-    Ok(Connection(ForkClosedFd::new(fd as RawFd)?))
+    let mut connection = Connection::of(Socket::of(fd as RawFd, SocketUse::Connected)?);
+    connection.distrust_others();
+    Ok(connection)
 }
 
 /// Descriptors that came with a message.
-pub type Descriptors = ArrayVec<OwnedFd, MOST_DESCRIPTORS>;
+pub type Descriptors = ArrayVec<PassedFd, MOST_DESCRIPTORS>;
 /// The most descriptors that go with a message.
 const MOST_DESCRIPTORS: usize = 3;
-/// Room for control messages with so many descriptors, and with who has sent them.
-const CONTROL: usize = 64;
+/// Room for control messages with so many descriptors, in words.
+const CONTROL: usize = 8;
+/// Room for control messages with as many descriptors as the system passes (`SCM_MAX_FD`, 253), and with who has sent them, in words. What has no room is closed by the
+/// system, in the thread that receives.
+const WHOLE_CONTROL: usize = 136;
+/// Room for who has sent a message, and for nothing else, in words.
+const SENDER_CONTROL: usize = 4;
+
+// SAFETY: arithmetic of lengths.
+const _: () = unsafe {
+    const SENDER: usize = size_of::<libc::ucred>();
+    const PASSED: usize = 253 * size_of::<RawFd>();
+    let sender = libc::CMSG_SPACE(SENDER as libc::c_uint) as usize;
+    assert!(sender == 8 * SENDER_CONTROL);
+    assert!(sender + libc::CMSG_SPACE(PASSED as libc::c_uint) as usize <= 8 * WHOLE_CONTROL);
+};
 
 /// What a message comes with.
 #[derive(Debug, Default)]
@@ -147,6 +304,8 @@ pub struct Along {
     /// Whether the sender was our user as it sent it: it may have been another one when it connected. Only told of connections that have come to us, and
     /// of those that [learn their senders](Connection::learn_senders).
     pub is_same_user: bool,
+    /// Whether the system has named a sender.
+    has_sender: bool,
 }
 
 /// The owner of the process at the other end: most trusted first.
@@ -161,21 +320,47 @@ pub enum Owner {
 }
 
 /// A connection to another process.
-pub struct Connection(ForkClosedFd);
+pub struct Connection {
+    socket: Socket,
+    /// Messages with descriptors are not received: another user's process is at the other end.
+    refuses_descriptors: bool,
+}
 
 impl Connection {
+    fn of(socket: Socket) -> Self {
+        Self { socket, refuses_descriptors: false }
+    }
+
+    /// Another user's process can pass no descriptors from now on. What it has sent before is looked at as it is received.
+    fn distrust_others(&mut self) {
+        if !self.is_same_user() {
+            take_descriptors(self.fd(), false);
+            learn_senders(self.fd());
+            self.refuses_descriptors = true;
+        }
+    }
+
     /// Connects to whoever holds a name.
     ///
     /// # Errors
     /// ECONNREFUSED when nobody does; EAGAIN when he does not accept.
     pub fn open(name: &[u8]) -> io::Result<Self> {
-        let socket = socket()?;
+        let mut socket = Socket::new()?;
+        // Another user may hold the name, and sends what it likes as soon as this process is connected.
+        take_descriptors(socket.fd, false);
         let (raw, length) = address(name);
         // SAFETY: a filled address of its length. A system call of its own: no cancellation point.
-        if unsafe { libc::syscall(libc::SYS_connect, socket.0, &raw const raw, length) } != 0 {
+        if unsafe { libc::syscall(libc::SYS_connect, socket.fd, &raw const raw, length) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self(socket))
+        socket.use_ = SocketUse::Connected;
+        let mut connection = Self::of(socket);
+        connection.distrust_others();
+        if !connection.refuses_descriptors {
+            // They come with answers, and so not before something is sent.
+            take_descriptors(connection.fd(), true);
+        }
+        Ok(connection)
     }
 
     /// Both ends of a connection of this process to itself. Each tells who sends.
@@ -192,14 +377,14 @@ impl Connection {
         }
         let [one, other] = ends.map(|fd| {
             learn_senders(fd);
-            ForkClosedFd::new(fd).map(Self)
+            Socket::of(fd, SocketUse::Connected).map(Self::of)
         });
         Ok([one?, other?])
     }
 
     /// The connection's descriptor.
     pub fn fd(&self) -> RawFd {
-        self.0.0
+        self.socket.fd
     }
 
     /// The other process finds that we have gone.
@@ -300,7 +485,7 @@ impl Connection {
     /// If there are too many.
     pub fn send_with(&self, parts: &[&[u8]], descriptors: &[RawFd]) -> io::Result<()> {
         assert!(descriptors.len() <= MOST_DESCRIPTORS, "they do not fit");
-        let mut control = [0u64; CONTROL / 8];
+        let mut control = [0u64; CONTROL];
         let mut vectors: [libc::iovec; 4] = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
         for (vector, part) in vectors.iter_mut().zip(parts) {
             *vector = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
@@ -335,132 +520,26 @@ impl Connection {
     }
 
     /// Receives a message into `buffer`, and what came with it; an empty one says that the other has gone. Never waits.
+    ///
+    /// # Errors
+    /// EAGAIN if there is none now. ECONNABORTED if it comes with descriptors and none are taken: another user's process has sent them, or too many wait for
+    /// their close. The connection has hung up then.
     pub fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Along)> {
-        let mut control = [0u64; CONTROL / 8];
-        let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut along = Along::default();
-        // SAFETY: the header names live locals. What the kernel says of control messages lies within the buffer that it was given; the
-        // descriptors in them are new and nobody's.
-        let count = unsafe {
-            let mut head: libc::msghdr = zeroed();
-            head.msg_iov = &raw mut vector;
-            head.msg_iovlen = 1;
-            head.msg_control = control.as_mut_ptr().cast();
-            head.msg_controllen = CONTROL;
-            let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-            let count = libc::syscall(libc::SYS_recvmsg, self.fd(), &raw mut head, flags);
-            let mut message =
-                if count < 0 { std::ptr::null_mut() } else { libc::CMSG_FIRSTHDR(&raw const head) };
-            while !message.is_null() {
-                if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
-                    let bytes = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                    let data = libc::CMSG_DATA(message).cast::<RawFd>();
-                    for index in 0..bytes / size_of::<RawFd>() {
-                        let descriptor = OwnedFd::from_raw_fd(data.add(index).read_unaligned());
-                        // One too many closes at once.
-                        let _ = along.descriptors.try_push(descriptor);
-                    }
-                }
-                if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_CREDENTIALS
-                {
-                    let sender: libc::ucred = std::ptr::read_unaligned(libc::CMSG_DATA(message).cast());
-                    // Somebody without a number here, of a user without one, may be anybody.
-                    along.is_same_user =
-                        sender.uid == libc::getuid() && (sender.pid > 0 || sender.uid != overflow());
-                }
-                message = libc::CMSG_NXTHDR(&raw const head, message);
-            }
-            count
-        };
-        if count < 0 {
-            return Err(io::Error::last_os_error());
+        if (self.refuses_descriptors || closing::is_full())
+            && peek(self.fd())? == NextMessage::WithDescriptors
+        {
+            self.hang_up();
+            return Err(io::Error::from_raw_os_error(libc::ECONNABORTED));
         }
-        Ok((&buffer[..count as usize], along))
+        let (count, _, along) = receive_message(self.fd(), buffer, &mut [0; WHOLE_CONTROL], 0)?;
+        Ok((&buffer[..count], along))
     }
 
-    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits.
+    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits. Errors are those of [`Connection::receive_with`].
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
-        // SAFETY: a live slice; no address is asked for. No cancellation point.
-        let count = unsafe {
-            libc::syscall(
-                libc::SYS_recvfrom,
-                self.fd(),
-                buffer.as_mut_ptr(),
-                buffer.len(),
-                libc::MSG_DONTWAIT,
-                std::ptr::null::<u8>(),
-                std::ptr::null::<u8>(),
-            )
-        };
-        if count < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(&buffer[..count as usize])
+        self.receive_with(buffer).map(|(message, _)| message)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whenever it comes: before the connection is let in, at that instant, or later.
-    #[test]
-    fn every_message_tells_who_has_sent_it() {
-        const COUNT: usize = 3000;
-        let own = name(&format!("test/senders/{}", std::process::id()));
-        let listener = Listener::bind(&own).unwrap();
-        let sender = std::thread::spawn(move || {
-            for _ in 0..COUNT {
-                let connection = Connection::open(&own).unwrap();
-                connection.send(&[b"message"]).unwrap();
-                while !connection.has_hung_up() {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        let mut buffer = [0; 64];
-        for count in 0..COUNT {
-            let connection = loop {
-                match accept(listener.fd()) {
-                    Ok(connection) => break connection,
-                    Err(_) => std::thread::yield_now(),
-                }
-            };
-            let along = loop {
-                match connection.receive_with(&mut buffer) {
-                    Ok((message, along)) => {
-                        assert_eq!(message, b"message");
-                        break along;
-                    }
-                    Err(_) => std::thread::yield_now(),
-                }
-            };
-            assert!(along.is_same_user, "message {count}");
-        }
-        sender.join().unwrap();
-    }
-
-    #[test]
-    fn messages_and_the_end() {
-        let own = name(&format!("test/{}", std::process::id()));
-        let listener = Listener::bind(&own).unwrap();
-        assert_eq!(Listener::bind(&own).err().and_then(|error| error.raw_os_error()), Some(libc::EADDRINUSE));
-        let here = Connection::open(&own).unwrap();
-        let there = accept(listener.fd()).unwrap();
-        assert!(accept(listener.fd()).is_err());
-        assert!(here.is_same_user() && there.is_same_user());
-        here.send(&[b"one ", b"message"]).unwrap();
-        let mut buffer = [0; 64];
-        assert_eq!(there.receive(&mut buffer).unwrap(), b"one message");
-        assert_eq!(there.receive(&mut buffer).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
-        assert!(!there.has_hung_up());
-        drop(here);
-        assert!(there.has_hung_up());
-        assert_eq!(there.receive(&mut buffer).unwrap(), b"");
-        drop((listener, there));
-        assert_eq!(
-            Connection::open(&own).err().and_then(|error| error.raw_os_error()),
-            Some(libc::ECONNREFUSED)
-        );
-    }
-}
+mod tests;

@@ -146,7 +146,7 @@ impl Numbers {
             if block == 0 || u64::from(block) == BLOCKS - 1 || self.owns(block) {
                 continue;
             }
-            match Listener::bind(&block_name(block)) {
+            match Listener::bind_for_descriptors(&block_name(block)) {
                 Ok(listener) => {
                     let fd = listener.fd();
                     self.blocks.push((block, listener));
@@ -190,7 +190,7 @@ impl Numbers {
         let is_free = |block: u16| beside(block, FRESH).iter().all(is_his);
         let block = blocks.into_iter().find(|block| !self.owns(*block) && is_free(*block))?;
         let name = name(&format!("block/{block:03x}/{:016x}", random::word()));
-        let listener = Listener::bind(&name).ok()?;
+        let listener = Listener::bind_for_descriptors(&name).ok()?;
         let fd = listener.fd();
         self.blocks.push((block, listener));
         Some((block, fd))

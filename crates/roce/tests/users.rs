@@ -16,8 +16,8 @@ use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
 use adverb_wire::ib::opcode::{Operation, Service as WireService};
 use packets::{Peer, ROCE, opcode, packet, question};
 use std::io::{BufRead, BufReader, Write};
-use std::mem::{offset_of, zeroed};
-use std::net::Ipv4Addr;
+use std::mem::{offset_of, size_of, size_of_val, zeroed};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -388,6 +388,93 @@ fn asks() {
         assert_eq!(sent, message.len() as isize, "we are let in");
         assert_eq!(peer.answer().0, transaction);
         println!("answered");
+    }
+}
+
+/// Another user passes a descriptor whose close waits, by as many connections as it likes: a third user's question is answered meanwhile.
+#[test]
+fn one_user_stops_no_thread_by_a_descriptor_that_does_not_close() {
+    const TEST: &str = "one_user_stops_no_thread_by_a_descriptor_that_does_not_close";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some("passes") => return passes_a_lingering_socket(),
+        Some(_) => return asks(),
+    }
+    let side = Side::unconnected(&Home::new(&site()), Shape::default(), Service::Rc);
+    side.begin();
+    let number = side.queue_pair.number();
+    let mut hostile = nobody(TEST, "passes");
+    let mut third = somebody(DAEMON, TEST, "asks");
+    hostile.hears(format_args!("block/{:03x}", number >> 12));
+    let has_passed = hostile.says("passed") == "true";
+    third.hears(number);
+    third.says("answered");
+    hostile.hears("look");
+    assert_eq!(hostile.says("closes") == "true", has_passed, "the answer came while the close waited");
+}
+
+/// Passes a TCP socket that lingers, by many connections. Says whether one has taken it, and later whether a thread is still in close(2).
+fn passes_a_lingering_socket() {
+    println!("\nready");
+    let name = next_line();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    // It takes in nothing.
+    let (_peer, own) = listener.accept().unwrap();
+    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
+    // SAFETY: a live local of the length that is given.
+    let result = unsafe {
+        let length = size_of::<libc::linger>() as libc::socklen_t;
+        let option = (&raw const linger).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, option, length)
+    };
+    assert_eq!(result, 0);
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    let held: Vec<_> = (0..64).map(|_| connect(&name).expect("somebody listens")).collect();
+    // Also by connections that are not let in yet.
+    let more = (0..64).filter_map(|_| {
+        let late = connect(&name)?;
+        pass(&late, &socket).then_some(late)
+    });
+    let more: Vec<_> = more.collect();
+    let passed = held.iter().filter(|by| pass(by, &socket)).count() + more.len();
+    drop(socket);
+    // The connection ends (FIN_WAIT_1), and belongs to a file until close(2) returns.
+    let closes = || {
+        let end = format!(":{:04X}", own.port());
+        let text = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        text.lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .any(|line| line.len() > 9 && line[1].ends_with(&end) && line[3] == "04" && line[9] != "0")
+    };
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while passed > 0 && !closes() {
+        assert!(Instant::now() < deadline, "nobody closes it");
+        std::thread::yield_now();
+    }
+    println!("passed {}", passed > 0);
+    assert_eq!(next_line(), "look");
+    println!("closes {}", closes());
+    next_line();
+}
+
+/// Sends a descriptor. Whether that is permitted.
+fn pass(by: &OwnedFd, descriptor: &impl AsRawFd) -> bool {
+    let mut control = [0u64; 3];
+    let mut vector = libc::iovec { iov_base: c"passes".as_ptr().cast_mut().cast(), iov_len: 6 };
+    // SAFETY: all zero is a valid header; it names live locals, with room for one descriptor.
+    unsafe {
+        let mut head: libc::msghdr = zeroed();
+        (head.msg_iov, head.msg_iovlen) = (&raw mut vector, 1);
+        (head.msg_control, head.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+        let message = libc::CMSG_FIRSTHDR(&raw const head);
+        (*message).cmsg_level = libc::SOL_SOCKET;
+        (*message).cmsg_type = libc::SCM_RIGHTS;
+        (*message).cmsg_len = libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
+        libc::CMSG_DATA(message).cast::<i32>().write_unaligned(descriptor.as_raw_fd());
+        libc::sendmsg(by.as_raw_fd(), &raw const head, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) > 0
     }
 }
 

@@ -8,7 +8,7 @@ use adverb_core::log;
 use adverb_core::memory::Keys;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::ways::Together;
-use adverb_core::seqpacket::Descriptors;
+use adverb_core::seqpacket::{Descriptors, PassedFd};
 use adverb_local::{HazardSlots, HazardView, Table};
 use arrayvec::ArrayVec;
 use std::io;
@@ -194,7 +194,11 @@ impl Neighbour {
         let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
             return;
         };
-        if let Err(error) = self.learn(of, || Ok((table, memory))) {
+        let memory_of = |passed: PassedFd| {
+            passed.into_memory().ok_or_else(|| io::Error::other("a descriptor is not one of memory"))
+        };
+        let learned = self.learn(of, || Ok((memory_of(table)?, memory.map(memory_of).transpose()?)));
+        if let Err(error) = learned {
             log!(Warn, "memory of process {} is not in reach: {error}", self.process);
         }
     }

@@ -9,7 +9,7 @@ use crate::memory::Access;
 use crate::memory::moved::View;
 use crate::reactor::{READABLE, Source, Token};
 use crate::region::{MemoryRegion, ProtectionDomain};
-use crate::seqpacket::{Along, Connection, Descriptors};
+use crate::seqpacket::{Along, Connection, Descriptors, PassedFd};
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -66,8 +66,8 @@ impl Remote {
         key: u32,
     ) -> Result<Arc<MemoryRegion>> {
         let (connection, answer, descriptors) = self.ask(What::Region, domain, key)?;
-        let descriptor =
-            descriptors.first().ok_or_else(|| Error::invalid("no memory came with the region"))?;
+        let descriptor = descriptors.into_iter().next().and_then(PassedFd::into_memory);
+        let descriptor = descriptor.ok_or_else(|| Error::invalid("no memory came with the region"))?;
         let access = Access::from_bits(answer.access)
             .ok_or_else(|| Error::invalid(format!("access flags {:#x} are not known", answer.access)))?;
         let length = usize::try_from(answer.length).map_err(|_| Error::invalid("its length"))?;

@@ -34,7 +34,7 @@ pub(super) struct Door {
 impl Door {
     /// Opens the door. None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
     pub(super) fn open(host: &Arc<LocalHost>, name: &[u8]) -> Option<Arc<Self>> {
-        let listener = Arc::new(Listener::bind(name).ok()?);
+        let listener = Arc::new(Listener::bind_for_descriptors(name).ok()?);
         let host = Arc::downgrade(host);
         // The background thread may be accepting while the door closes: until it is done, the number is nobody else's.
         let open = listener.clone();

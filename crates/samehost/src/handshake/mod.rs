@@ -320,9 +320,9 @@ impl<S: Side> Handshakes<S> {
         let accepted = || -> Option<AcceptedOffer> {
             let [memory, ours, theirs] = descriptors.into_inner().ok()?;
             Some(AcceptedOffer {
-                segment: Segment::open(memory).ok()?,
-                ours: Bell::from_descriptor(ours)?,
-                theirs: Bell::from_descriptor(theirs)?,
+                segment: Segment::open(memory.into_memory()?).ok()?,
+                ours: Bell::from_descriptor(ours.into_event()?)?,
+                theirs: Bell::from_descriptor(theirs.into_event()?)?,
                 found: offer.look(process),
                 process,
             })
