@@ -12,7 +12,7 @@ use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Tok
 use adverb_core::seqpacket::{Connection, Descriptors};
 use adverb_local::Segment;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -36,9 +36,6 @@ impl<S: Side> Initiator<S> {
     pub(super) fn offer(side: &Arc<S>, connection: Connection) -> io::Result<()> {
         let (segment, memory) = Segment::create()?;
         let (ours, theirs) = (Bell::new()?, Bell::new()?);
-        // The receiver's point of view: what rings it, and what rings us.
-        let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
-        side.hub().handshakes.say(&connection, What::Offer, None, &descriptors)?;
         let fd = connection.fd();
         let initiator = Arc::new(Self {
             side: side.clone(),
@@ -51,8 +48,27 @@ impl<S: Side> Initiator<S> {
         let reactor = &engine::engine().map_err(failed)?.reactor;
         let token = reactor.add(fd, READABLE | PEER_CLOSED, initiator.clone()).map_err(failed)?;
         let _ = initiator.token.set(token);
-        reactor.set_timer(OFFER_TIMEOUT, initiator).map_err(failed)?;
-        Ok(())
+        let timer = reactor.set_timer(OFFER_TIMEOUT, initiator.clone()).map_err(failed);
+        // Last, since the other process goes by what it has heard: an error after that would be known on one side alone.
+        let said = timer.and_then(|timer| {
+            initiator.say_offer(&memory).inspect_err(|_| {
+                reactor.cancel_timer(timer);
+            })
+        });
+        said.inspect_err(|_| {
+            lock(&initiator.offered).take();
+            initiator.leave();
+            initiator.connection.hang_up();
+        })
+    }
+
+    fn say_offer(&self, memory: &OwnedFd) -> io::Result<()> {
+        // Held, so that the descriptors stay open: the background thread drops them when the other process has gone.
+        let offered = lock(&self.offered);
+        let Some((_, ours, theirs)) = &*offered else { return Err(io::ErrorKind::NotConnected.into()) };
+        // The receiver's point of view: what rings it, and what rings us.
+        let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
+        self.handshakes().say(&self.connection, What::Offer, None, &descriptors)
     }
 
     fn handshakes(&self) -> &Handshakes<S> {
