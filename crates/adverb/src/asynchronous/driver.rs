@@ -1,4 +1,4 @@
-//! What the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait.
+//! The state that the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait.
 //!
 //! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that they concern. If its own is not among them,
 //! it leaves its waker and arms the queue. One task of the connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// The number of each receive. Requests of the send queue have the index of their place.
 pub(super) const RECEIVE: u64 = u64::MAX;
 
-/// A connection, and what its futures share. Thread-safe.
+/// A connection, and the state that its futures share. Thread-safe.
 pub(super) struct Driver {
     pub(super) connection: Connection,
     queue: CompletionQueue,
@@ -109,7 +109,7 @@ impl Waiters {
     }
 }
 
-/// What is done when the lock is free again: a waker and a drop may run any code.
+/// Work for the time when the lock is free again: a waker and a drop may run any code.
 #[derive(Default)]
 struct Afterwards {
     wakers: Vec<Waker>,

@@ -1,4 +1,4 @@
-//! What the futures need of a runtime, and the runtimes that this crate knows.
+//! The two functions that the futures need of a runtime, and the runtimes that this crate knows.
 
 use std::future::Future;
 use std::io;

@@ -61,7 +61,7 @@ pub struct ByteStream {
     waker: Waker,
 }
 
-/// What is known of the bytes that come.
+/// Whether more bytes come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReadState {
     Open,
@@ -75,7 +75,7 @@ enum ReadState {
 #[derive(Default)]
 struct StreamTasks(Mutex<[Option<Waker>; 2]>);
 
-/// What a task does with the stream.
+/// The side of the stream that a task uses.
 #[derive(Clone, Copy)]
 enum Side {
     Read = 0,

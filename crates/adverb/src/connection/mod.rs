@@ -196,12 +196,12 @@ pub(crate) struct ConnectionAttempt {
     queue_pair: QueuePair,
     progress: Arc<Progress>,
     peer: Option<SocketAddr>,
-    /// What the peer has said with its request. Empty if this side asks.
+    /// The private data of the peer's request. Empty if this side asks.
     asked: Vec<u8>,
 }
 
 impl ConnectionAttempt {
-    /// Of what has begun, or could not.
+    /// An attempt that has begun, or the reason why it could not.
     fn new(
         queue_pair: QueuePair,
         begun: Result<(Box<dyn OutgoingConnection>, Arc<Progress>)>,

@@ -42,7 +42,7 @@ impl Rights {
 /// part. Clones are the same region; peers are refused from the moment when the last clone is dropped.
 ///
 /// Since the bytes may change under the program's eyes there is no `&[u8]` of them: they are copied in and out, or accessed as
-/// atomic words. Bytes that a peer writes become visible in ascending order within one message, and everything of an earlier message
+/// atomic words. The last word of a message that a peer writes becomes visible last, and everything of an earlier message becomes visible
 /// before anything of a later one. So a program that sees the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
 ///
 /// ```
