@@ -91,6 +91,13 @@ impl From<ConnectError> for Error {
     }
 }
 
+impl From<ConnectError> for std::io::Error {
+    /// The kind is that of the error number, `ConnectionRefused` for a refusal; the error itself, with its text, is inside.
+    fn from(error: ConnectError) -> Self {
+        Error::from(error).into()
+    }
+}
+
 /// A connection that did not come about, with its queue pair. It becomes a [`ConnectError`] or an [`Error`](crate::Error) by `?`.
 ///
 /// The queue pair is in error: its receives come back as flushed. [`QueuePair::reset`] makes it new.
