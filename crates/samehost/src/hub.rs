@@ -74,7 +74,7 @@ impl<S: Side> Hub<S> {
     /// Another process tells of its memory by this connection.
     pub(crate) fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
         if let Some(channel) = self.channels.by_connection(connection) {
-            channel.neighbour.told(descriptors, of);
+            (&*channel as &dyn NeighbourLink).told(descriptors, of);
         }
     }
 

@@ -23,6 +23,7 @@ mod known;
 mod landmark;
 mod lending;
 mod loans;
+mod look;
 mod neighbour;
 mod parts;
 mod place;

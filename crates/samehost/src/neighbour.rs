@@ -3,10 +3,12 @@
 use crate::landmark::Landmark;
 use crate::loans::Loans;
 use crate::lock;
+use crate::look::look;
 use crate::reach::Reach;
 use adverb_core::log;
 use adverb_core::memory::Keys;
 use adverb_core::memory::moved::Place;
+use adverb_core::memory::process::Process;
 use adverb_core::memory::ways::Together;
 use adverb_core::seqpacket::{Descriptors, PassedFd};
 use adverb_local::{HazardSlots, HazardView, Table};
@@ -27,7 +29,7 @@ pub trait NeighbourLink: Send + Sync {
     fn neighbour(&self) -> &Neighbour;
     /// This, for somebody who keeps it.
     fn this(&self) -> Weak<dyn NeighbourLink>;
-    /// Sends the other process descriptors: of our table, and perhaps of what of our memory can be mapped. It learns by [`Neighbour::learn`].
+    /// Sends the other process descriptors: of our table, and perhaps of what of our memory can be mapped. It learns as this process does, when it is told.
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -65,6 +67,20 @@ impl Life {
     }
 }
 
+/// What is known of where the other process has its memory.
+#[derive(Default)]
+enum ReachState {
+    /// The process has not said it.
+    #[default]
+    Unknown,
+    /// The process has said it, and a thread looks whether it is the right one.
+    Looking {
+        table: OwnedFd,
+        memory: Option<OwnedFd>,
+    },
+    Known(Arc<Reach>),
+}
+
 /// Another process of this host, or this one itself: what its memory is known by, and what it knows of ours. Thread-safe.
 pub struct Neighbour {
     process: libc::pid_t,
@@ -74,8 +90,7 @@ pub struct Neighbour {
     hazard_slots: Arc<HazardSlots>,
     hazard_view: HazardView,
     loans: Arc<Loans>,
-    /// The memory of the other process, once it has said where that is.
-    reach: Mutex<Option<Arc<Reach>>>,
+    reach: Mutex<ReachState>,
     /// The news of our memory that the other process has got: [`TABLE`], [`MEMORY`].
     told: AtomicU8,
     delays: AtomicU32,
@@ -159,45 +174,50 @@ impl Neighbour {
 
     /// The memory of the other process, if that is in reach.
     pub fn reach(&self) -> Option<Arc<Reach>> {
-        lock(&self.reach).clone()
+        match &*lock(&self.reach) {
+            ReachState::Known(reach) => Some(reach.clone()),
+            ReachState::Unknown | ReachState::Looking { .. } => None,
+        }
     }
 
-    /// Takes note of where the other process has its memory, as it has said.
+    /// The other process has its memory there. `process`: how the kernel copies to and from it, if it does.
     ///
     /// # Errors
-    /// Those of mmap(2), or of `descriptors`.
-    pub(crate) fn learn(
-        &self,
-        of: Landmark,
-        descriptors: impl FnOnce() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
-    ) -> io::Result<()> {
-        if !self.shares || self.has_ended() {
-            return Ok(());
-        }
-        let (table, memory) = descriptors()?;
-        // The table that it has told of first counts.
-        let reach = match self.reach() {
-            Some(reach) => reach,
-            None => Arc::new(Reach::new(table, of.find(self.process))?),
-        };
+    /// Those of mmap(2).
+    fn learn(&self, table: OwnedFd, memory: Option<OwnedFd>, process: Option<Process>) -> io::Result<()> {
+        let reach = Arc::new(Reach::new(table, process)?);
         if let Some(memory) = memory {
             reach.learn(memory);
         }
         log!(Info, "memory of process {} is in reach", self.process);
-        *lock(&self.reach) = Some(reach);
+        *lock(&self.reach) = ReachState::Known(reach);
         Ok(())
     }
 
-    /// The other process has said, by a message that has come, where its memory is.
-    pub fn told(&self, descriptors: Descriptors, of: Landmark) {
-        let mut descriptors = descriptors.into_iter();
-        let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
-            return;
-        };
-        let memory_of = |passed: PassedFd| {
-            passed.into_memory().ok_or_else(|| io::Error::other("a descriptor is not one of memory"))
-        };
-        let learned = self.learn(of, || Ok((memory_of(table)?, memory.map(memory_of).transpose()?)));
+    /// Takes note of memory of this process itself.
+    fn learn_own(&self, table: OwnedFd, memory: Option<OwnedFd>) -> io::Result<()> {
+        if !self.shares {
+            return Ok(());
+        }
+        match self.reach() {
+            Some(reach) => {
+                memory.into_iter().for_each(|memory| reach.learn(memory));
+                Ok(())
+            }
+            None => self.learn(table, memory, Landmark::own().find(self.process)),
+        }
+    }
+
+    /// A thread has looked at the landmark of the other process, and has found this.
+    fn has_looked(&self, process: Option<Process>) {
+        let mut state = lock(&self.reach);
+        let ReachState::Looking { table, memory } = std::mem::take(&mut *state) else { return };
+        drop(state);
+        let learned = if self.has_ended() { Ok(()) } else { self.learn(table, memory, process) };
+        self.warn_unless(learned);
+    }
+
+    fn warn_unless(&self, learned: io::Result<()>) {
         if let Err(error) = learned {
             log!(Warn, "memory of process {} is not in reach: {error}", self.process);
         }
@@ -233,11 +253,56 @@ impl Neighbour {
     /// Forgets a process that has gone for good: it neither reads our memory, nor have we anything of its own.
     pub fn forget(&self) {
         self.loans.end();
-        *lock(&self.reach) = None;
+        *lock(&self.reach) = ReachState::Unknown;
     }
 }
 
 impl dyn NeighbourLink + '_ {
+    /// The other process has said, by a message that has come, where its memory is.
+    pub(crate) fn told(&self, descriptors: Descriptors, of: Landmark) {
+        let neighbour = self.neighbour();
+        let mut descriptors = descriptors.into_iter();
+        let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
+            return;
+        };
+        if !neighbour.shares || neighbour.has_ended() {
+            return;
+        }
+        let memory_of = |passed: PassedFd| {
+            passed.into_memory().ok_or_else(|| io::Error::other("a descriptor is not one of memory"))
+        };
+        let all = || io::Result::Ok((memory_of(table)?, memory.map(memory_of).transpose()?));
+        let (table, memory) = match all() {
+            Ok(all) => all,
+            Err(error) => return neighbour.warn_unless(Err(error)),
+        };
+        let mut state = lock(&neighbour.reach);
+        // The table that it has told of first counts.
+        match &mut *state {
+            ReachState::Known(reach) => {
+                let reach = reach.clone();
+                drop(state);
+                memory.into_iter().for_each(|memory| reach.learn(memory));
+            }
+            ReachState::Looking { memory: known, .. } => {
+                *known = known.take().or(memory);
+            }
+            ReachState::Unknown => {
+                *state = ReachState::Looking { table, memory };
+                drop(state);
+                let (this, process) = (self.this(), neighbour.process);
+                look(
+                    move || of.find(process),
+                    move |found| {
+                        if let Some(this) = this.upgrade() {
+                            this.neighbour().has_looked(found.flatten());
+                        }
+                    },
+                );
+            }
+        }
+    }
+
     /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
     pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
         let neighbour = self.neighbour();
@@ -248,12 +313,13 @@ impl dyn NeighbourLink + '_ {
         }
         let memory = place.map(|place| place.descriptor);
         let told = if neighbour.is_oneself {
-            neighbour.learn(Landmark::own(), || {
+            let copied = || {
                 // SAFETY: the engine's own descriptor, which it never closes.
                 let memory = memory.map(|memory| unsafe { BorrowedFd::borrow_raw(memory) });
                 let memory = memory.map(|memory| memory.try_clone_to_owned()).transpose()?;
-                Ok((table.descriptor().try_clone_to_owned()?, memory))
-            })
+                io::Result::Ok((table.descriptor().try_clone_to_owned()?, memory))
+            };
+            copied().and_then(|(table, memory)| neighbour.learn_own(table, memory))
         } else {
             let descriptors: ArrayVec<RawFd, 2> =
                 [Some(table.descriptor().as_raw_fd()), memory].into_iter().flatten().collect();

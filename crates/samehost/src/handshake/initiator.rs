@@ -4,6 +4,7 @@ use super::message::{Message, What};
 use super::{Handshakes, Side};
 use crate::bell::Bell;
 use crate::lock;
+use crate::look::look;
 use crate::parts::Parts;
 use adverb_core::engine;
 use adverb_core::error::Error;
@@ -26,9 +27,28 @@ pub(super) struct Initiator<S: Side> {
     /// The process that the offer is made to.
     process: libc::pid_t,
     connection: Arc<Connection>,
-    /// Taken by the answer.
-    offered: Mutex<Option<(Segment, Bell, Bell)>>,
+    stage: Mutex<Stage>,
     token: OnceLock<Token>,
+}
+
+/// What both processes share, and the two doorbells: of this process, and of the other.
+type Shared = (Segment, Bell, Bell);
+
+/// How far an offer of this process is.
+enum Stage {
+    /// The other process has not answered.
+    Offered(Shared),
+    /// The other process has accepted, and a thread looks at its probe.
+    Looking(Shared),
+    /// The offer is decided, or the other process's own comes first.
+    Over,
+}
+
+impl Stage {
+    /// The offer is over. Returns whether it was under way.
+    fn end(&mut self) -> bool {
+        !matches!(std::mem::replace(self, Self::Over), Self::Over)
+    }
 }
 
 impl<S: Side> Initiator<S> {
@@ -41,7 +61,7 @@ impl<S: Side> Initiator<S> {
             side: side.clone(),
             process: connection.process(),
             connection: Arc::new(connection),
-            offered: Mutex::new(Some((segment, ours, theirs))),
+            stage: Mutex::new(Stage::Offered((segment, ours, theirs))),
             token: OnceLock::new(),
         });
         let failed = |error: Error| io::Error::other(error.to_string());
@@ -56,7 +76,7 @@ impl<S: Side> Initiator<S> {
             })
         });
         said.inspect_err(|_| {
-            lock(&initiator.offered).take();
+            lock(&initiator.stage).end();
             initiator.leave();
             initiator.connection.hang_up();
         })
@@ -64,8 +84,10 @@ impl<S: Side> Initiator<S> {
 
     fn say_offer(&self, memory: &OwnedFd) -> io::Result<()> {
         // Held, so that the descriptors stay open: the background thread drops them when the other process has gone.
-        let offered = lock(&self.offered);
-        let Some((_, ours, theirs)) = &*offered else { return Err(io::ErrorKind::NotConnected.into()) };
+        let stage = lock(&self.stage);
+        let Stage::Offered((_, ours, theirs)) = &*stage else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
         self.handshakes().say(&self.connection, What::Offer, None, &descriptors)
@@ -93,23 +115,42 @@ impl<S: Side> Initiator<S> {
         if answer.what == What::Memory {
             return self.side.hub().told(self.connection.fd(), descriptors, answer.landmark());
         }
-        let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
+        {
+            let mut stage = lock(&self.stage);
+            let Stage::Offered(shared) = std::mem::replace(&mut *stage, Stage::Over) else {
+                return;
+            };
+            if answer.what == What::Accept {
+                *stage = Stage::Looking(shared);
+            }
+        }
         match answer.what {
             What::Accept => {
-                let found = answer.look(self.process);
-                let reads = found.is_some() && answer.proves();
-                let parts = Parts::new(self.connection.clone(), segment, (ours, theirs), reads);
-                let Ok(channel) = self.side.open(parts) else { return self.give_up() };
-                if self.handshakes().say(&self.connection, What::Confirm, found, &[]).is_err() {
-                    channel.end();
-                    return self.give_up();
-                }
-                self.handshakes().decide(&self.side, self.process, Some(&channel));
+                let (this, process) = (self.clone(), self.process);
+                let confirm = move |found: Option<Option<u64>>| this.confirm(answer, found.flatten());
+                look(move || answer.look(process), confirm);
             }
             // It decides with the other's offer.
             What::OfferCrossed => {}
             _ => self.give_up(),
         }
+    }
+
+    /// The other process has accepted. `found`: what was read in its probe.
+    fn confirm(&self, answer: Message, found: Option<u64>) {
+        let mut stage = lock(&self.stage);
+        let Stage::Looking((segment, ours, theirs)) = std::mem::replace(&mut *stage, Stage::Over) else {
+            return;
+        };
+        drop(stage);
+        let reads = found.is_some() && answer.proves();
+        let parts = Parts::new(self.connection.clone(), segment, (ours, theirs), reads);
+        let Ok(channel) = self.side.open(parts) else { return self.give_up() };
+        if self.handshakes().say(&self.connection, What::Confirm, found, &[]).is_err() {
+            channel.end();
+            return self.give_up();
+        }
+        self.handshakes().decide(&self.side, self.process, Some(&channel));
     }
 }
 
@@ -134,21 +175,26 @@ impl<S: Side> Source for Initiator<S> {
             }
         }
         self.leave();
-        if lock(&self.offered).take().is_some() {
+        if lock(&self.stage).end() {
             self.handshakes().decide(&self.side, self.process, None);
         }
         self.side.hub().hung_up(&self.side, &self.connection);
     }
 
-    /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed.
+    /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed. An answer that is looked at has its own limit.
     fn timeout(self: Arc<Self>) {
-        let unanswered = lock(&self.offered).take().is_some();
+        let mut stage = lock(&self.stage);
+        if matches!(*stage, Stage::Looking(_)) {
+            return;
+        }
+        let unanswered = stage.end();
+        drop(stage);
         if unanswered {
             log!(Warn, "process {} does not answer: no memory is shared with it", self.process);
             self.leave();
             self.connection.hang_up();
         }
-        if !self.handshakes().has_accepted(self.process) {
+        if !self.handshakes().has_offer_of(self.process) {
             self.handshakes().decide(&self.side, self.process, None);
         }
     }

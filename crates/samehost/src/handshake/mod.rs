@@ -15,6 +15,7 @@ use crate::bell::Bell;
 use crate::channel::{Channel, Traffic};
 use crate::hub::Hub;
 use crate::lock;
+use crate::look::look;
 use crate::parts::Parts;
 use adverb_core::error::Result;
 use adverb_core::log;
@@ -127,14 +128,22 @@ impl<C> Verdicts<C> {
     }
 }
 
-/// An offer of another process that we have accepted, until it is confirmed.
-struct AcceptedOffer {
+/// An offer of another process, until it is confirmed.
+struct OpenOffer {
     segment: Segment,
     ours: Bell,
     theirs: Bell,
-    /// What we have read in the other's probe.
-    found: Option<u64>,
     process: libc::pid_t,
+    stage: OfferStage,
+}
+
+/// How far an offer of another process is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OfferStage {
+    /// A thread looks at the other's probe.
+    Looking,
+    /// It is accepted. `found`: what we have read in the probe.
+    Accepted { found: Option<u64> },
 }
 
 fn key(connection: &Arc<Connection>) -> usize {
@@ -148,7 +157,7 @@ pub struct Handshakes<S: Side> {
     off: OnceLock<bool>,
     verdicts: Mutex<Verdicts<Channel<S::Traffic>>>,
     /// By connection.
-    open: Mutex<HashMap<usize, AcceptedOffer>>,
+    open: Mutex<HashMap<usize, OpenOffer>>,
 }
 
 impl<S: Side> Default for Handshakes<S> {
@@ -266,18 +275,24 @@ impl<S: Side> Handshakes<S> {
         let Some(said) = Message::parse(bytes) else { return };
         match said.what {
             What::Offer => {
-                let what = match trusted {
+                let answer = match trusted {
                     true => self.offered(side, said, descriptors, from),
-                    false => What::Refuse,
+                    false => Some(What::Refuse),
                 };
-                let found = lock(&self.open).get(&key(from)).and_then(|accepted| accepted.found);
-                if self.say(from, what, found, &[]).is_err() {
+                if let Some(answer) = answer
+                    && self.say(from, answer, None, &[]).is_err()
+                {
                     self.withdrawn(side, from);
                 }
             }
             What::Confirm => {
-                let Some(accepted) = lock(&self.open).remove(&key(from)) else { return };
-                let AcceptedOffer { segment, ours, theirs, found, process } = accepted;
+                let Some(offer) = lock(&self.open).remove(&key(from)) else { return };
+                let OpenOffer { segment, ours, theirs, process, stage } = offer;
+                let OfferStage::Accepted { found } = stage else {
+                    // It confirms what was not accepted.
+                    from.hang_up();
+                    return self.decide(side, process, None);
+                };
                 let reads = found.is_some() && said.proves();
                 let parts = Parts::new(from.clone(), segment, (ours, theirs), reads);
                 match side.open(parts) {
@@ -295,64 +310,81 @@ impl<S: Side> Handshakes<S> {
         }
     }
 
-    /// Judges an offer.
+    /// Judges an offer. Returns the answer, if it is known: none while a thread looks at the probe.
     fn offered(
         &self,
         side: &Arc<S>,
         offer: Message,
         descriptors: Descriptors,
         from: &Arc<Connection>,
-    ) -> What {
+    ) -> Option<What> {
         let process = from.process();
-        // One channel by each connection, and with each process.
-        if self.are_off() || !from.may_share() || lock(&self.open).contains_key(&key(from)) {
-            return What::Refuse;
+        // One channel with each process, and one thread that looks at its probe.
+        if self.are_off() || !from.may_share() || self.has_offer_of(process) {
+            return Some(What::Refuse);
         }
         let mut verdicts = lock(&self.verdicts);
         verdicts.forget_ended(process);
         match verdicts.0.get(&process) {
-            Some(Verdict::Network(_) | Verdict::Channel(_)) => return What::Refuse,
+            Some(Verdict::Network(_) | Verdict::Channel(_)) => return Some(What::Refuse),
             Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
-                return What::OfferCrossed;
+                return Some(What::OfferCrossed);
             }
             Some(Verdict::Pending { .. }) | None => {}
         }
-        let accepted = || -> Option<AcceptedOffer> {
+        let open_offer = || -> Option<OpenOffer> {
             let [memory, ours, theirs] = descriptors.into_inner().ok()?;
-            Some(AcceptedOffer {
+            Some(OpenOffer {
                 segment: Segment::open(memory.into_memory()?).ok()?,
                 ours: Bell::from_descriptor(ours.into_event()?)?,
                 theirs: Bell::from_descriptor(theirs.into_event()?)?,
-                found: offer.look(process),
                 process,
+                stage: OfferStage::Looking,
             })
         };
         let mut open = lock(&self.open);
-        match accepted().filter(|_| open.len() < MOST_OPEN) {
-            Some(accepted) => {
+        match open_offer().filter(|_| open.len() < MOST_OPEN) {
+            Some(offered) => {
                 let pending = || Verdict::Pending { waiting: Vec::new(), offered: false };
                 verdicts.0.entry(process).or_insert_with(pending);
-                open.insert(key(from), accepted);
-                What::Accept
+                open.insert(key(from), offered);
+                drop((open, verdicts));
+                let (side, from) = (side.clone(), from.clone());
+                let accept = move |found: Option<Option<u64>>| {
+                    side.hub().handshakes.accept(&side, &from, found.flatten());
+                };
+                look(move || offer.look(process), accept);
+                None
             }
             None => {
                 drop((open, verdicts));
                 self.decide(side, process, None);
-                What::Refuse
+                Some(What::Refuse)
             }
         }
     }
 
-    /// Whether an offer of this process is accepted and waits for its confirmation.
-    fn has_accepted(&self, process: libc::pid_t) -> bool {
-        lock(&self.open).values().any(|accepted| accepted.process == process)
+    /// Accepts the offer that has come by this connection, unless that has hung up. `found`: what was read in the other's probe.
+    fn accept(&self, side: &Arc<S>, from: &Arc<Connection>, found: Option<u64>) {
+        match lock(&self.open).get_mut(&key(from)) {
+            Some(offer) if offer.stage == OfferStage::Looking => offer.stage = OfferStage::Accepted { found },
+            _ => return,
+        }
+        if self.say(from, What::Accept, found, &[]).is_err() {
+            self.withdrawn(side, from);
+        }
+    }
+
+    /// Whether an offer of this process is looked at, or waits for its confirmation.
+    fn has_offer_of(&self, process: libc::pid_t) -> bool {
+        lock(&self.open).values().any(|offer| offer.process == process)
     }
 
     /// A connection by which another process came has hung up: what it offered is void.
     pub(crate) fn withdrawn(&self, side: &Arc<S>, connection: &Arc<Connection>) {
-        let accepted = lock(&self.open).remove(&key(connection));
-        if let Some(accepted) = accepted {
-            self.decide(side, accepted.process, None);
+        let offer = lock(&self.open).remove(&key(connection));
+        if let Some(offer) = offer {
+            self.decide(side, offer.process, None);
         }
     }
 
