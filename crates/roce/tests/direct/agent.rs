@@ -21,6 +21,8 @@ pub(crate) struct Agent {
     pub(crate) tables: Vec<adverb_local::Table>,
     pub(crate) areas: Vec<super::areas::Area>,
     pub(crate) own: Vec<Option<super::areas::Own>>,
+    /// A connection by which it has made an offer by hand.
+    pub(crate) offer: Option<std::os::fd::OwnedFd>,
 }
 
 /// A side with a queue pair in INIT that permits its peer so much.
@@ -42,6 +44,7 @@ impl Default for Agent {
             tables: Vec::new(),
             areas: Vec::new(),
             own: Vec::new(),
+            offer: None,
         }
     }
 }
@@ -126,6 +129,7 @@ impl agent::Agent for Agent {
                 .obey_about_memory(command, numbers)
                 .or_else(|| self.obey_about_areas(command, numbers))
                 .or_else(|| self.obey_as_villain(command, numbers))
+                .or_else(|| self.obey_about_withheld(command, numbers))
                 .unwrap_or_else(|| self.obey_as_peer(command, numbers)),
         }
     }

@@ -26,7 +26,7 @@ const FIRST: u64 = 0x7000_0000_0000;
 const GOOD: u32 = 0x1234_5601;
 
 /// The tier of a hostile process: its own engine says nothing about its memory.
-const LIAR: Tier = Tier::Packets;
+pub(crate) const LIAR: Tier = Tier::Packets;
 
 /// Lies of a hostile process about its keys: first byte, length, offset, access, domain.
 const LIES: [[u64; 5]; 17] = [
@@ -73,7 +73,7 @@ fn pipe() -> OwnedFd {
 }
 
 /// A table that says the truth about one key, lies about others, and lets these queue pairs of its own be used by those.
-fn table(pairs: &[(u32, u32)]) -> Table {
+pub(crate) fn table(pairs: &[(u32, u32)]) -> Table {
     let table = Table::create([0; 4]).unwrap();
     for (index, (own, peer)) in pairs.iter().enumerate() {
         table.publish(Kind::Pair, index, *own, [u64::from(*peer), 1, 0xF, 0, 0, 0, 0]);
@@ -91,7 +91,7 @@ fn publish(table: &Table, key: u32, [first, length, offset, access, domain]: [u6
 }
 
 /// What is presented as a table and as memory, by number.
-fn presents(which: u64, table: &Table) -> Vec<OwnedFd> {
+pub(crate) fn presents(which: u64, table: &Table) -> Vec<OwnedFd> {
     let proper = || table.descriptor().try_clone_to_owned().unwrap();
     let size = File::from(proper()).metadata().unwrap().len();
     let sizes = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -119,7 +119,7 @@ fn presents(which: u64, table: &Table) -> Vec<OwnedFd> {
 const PRESENTS: u64 = 15;
 
 /// The sockets by which this process is connected with another.
-fn sockets(process: libc::pid_t) -> Vec<RawFd> {
+pub(crate) fn sockets(process: libc::pid_t) -> Vec<RawFd> {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
     let option = |fd: RawFd, name, value: *mut libc::c_void, mut length| {
@@ -138,13 +138,25 @@ fn sockets(process: libc::pid_t) -> Vec<RawFd> {
     numbers.filter(is_it).collect()
 }
 
+/// Bytes in front of a message of a handshake.
+pub(crate) const HEAD: usize = 44;
+/// A message of a handshake: its kind, and four words.
+pub(crate) const MESSAGE: usize = HEAD + 33;
+
 /// Says by a socket: here is my memory. False if the other process has hung up there: where both have met each other at a time, one connection ends.
 fn present(socket: RawFd, descriptors: &[OwnedFd]) -> bool {
-    const HEAD: usize = 44;
-    let mut bytes = [0u8; HEAD + 33];
-    (bytes[0], bytes[HEAD]) = (7, 6);
+    const MEMORY: u8 = 6;
     // Where its gate is, it says truly: what is copied there goes to its own memory.
-    bytes[HEAD + 25..].copy_from_slice(&gate().to_ne_bytes());
+    say(socket, MEMORY, [0, 0, 0, gate()], descriptors)
+}
+
+/// Says something of a handshake. False if the other process has hung up.
+pub(crate) fn say(socket: RawFd, what: u8, words: [u64; 4], descriptors: &[OwnedFd]) -> bool {
+    let mut bytes = [0u8; MESSAGE];
+    (bytes[0], bytes[HEAD]) = (7, what);
+    for (place, word) in bytes[HEAD + 1..].chunks_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
     let fds: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let length = size_of_val(&fds[..]);
     let mut control = [0u64; 8];

@@ -10,11 +10,11 @@ use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-const PAGE: usize = 4096;
-const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Pages of the other process.
-fn area(other: &mut Other, length: usize, protection: i32, access: Access) -> Remote {
+pub(crate) fn area(other: &mut Other, length: usize, protection: i32, access: Access) -> Remote {
     let answer = other.ask("area", &[0, length as u64, protection as u64, access.bits().into()]);
     Remote { index: answer[0], address: answer[1], key: answer[2] as u32, length }
 }
@@ -180,7 +180,7 @@ fn guarded(other: &mut Other, pair: &Pair, length: usize) -> Remote {
 }
 
 /// Whether a thread of this process is in the middle of a copy.
-fn copies() -> bool {
+pub(crate) fn copies() -> bool {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     threads.filter_map(Result::ok).any(|thread| {
         let call = std::fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();

@@ -18,6 +18,7 @@ mod sends;
 #[path = "../support/mod.rs"]
 mod support;
 mod ways;
+mod withheld;
 
 use adverb_core::conformance::agent::{is_agent, serve, turn};
 
