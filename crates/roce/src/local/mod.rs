@@ -25,7 +25,7 @@ use channel::Packets;
 pub(crate) use delivery::{Delivery, WaitingSince};
 pub(crate) use near::{Near, TurnOutcome};
 use record::LONGEST_HERE;
-pub(crate) use record::ROUTING_HEADER;
+pub(crate) use record::{LONGEST_DATAGRAM, ROUTING_HEADER};
 pub(crate) use straight::{Head, Straight};
 
 use crate::handover::{self, HandoverKind};
@@ -294,7 +294,15 @@ pub(crate) use record::try_bytes as try_record;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Endpoint;
     use crate::numbers::Numbers;
+    use adverb_core::conformance::fixture::{Home, Memory, QKEY, Shape, Side, TEST_TIMEOUT};
+    use adverb_core::conformance::{Site, rounds, runs_again};
+    use adverb_core::memory::Piece;
+    use adverb_core::qp::Service;
+    use adverb_proto::ib::{DatagramHeader, write_datagram};
+    use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
+    use std::time::Instant;
 
     #[test]
     fn a_process_is_not_judged_by_what_was_decided_about_the_one_that_had_its_number_before() {
@@ -340,5 +348,82 @@ mod tests {
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));
         assert!(matches!(net.local.hub.handshakes.verdict(now, None), Some(HandshakeVerdict::Undecided)));
+    }
+
+    /// The process's size may grow by so much, which is less than the longest length that a record can say.
+    fn limit_memory(bytes: u64) {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        // SAFETY: no memory.
+        let most = pages * unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64 + bytes;
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: a live local.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+    }
+
+    #[test]
+    fn long_datagrams() {
+        if rounds().is_none() {
+            return;
+        }
+        let site = Site::new(|| adverb_core::engine::install(&[crate::FACTORY]), "roce0", "127.0.0.1");
+        let side = Side::unconnected(&Home::new(&site.by_attributes()), Shape::default(), Service::Ud);
+        side.begin();
+        let memory = Memory::open(&side.domain, 2 * LONGEST_DATAGRAM);
+        let endpoint = side.queue_pair.endpoint().clone().as_any().downcast::<Endpoint>();
+        let endpoint = endpoint.expect("it is of this transport");
+        let channel = endpoint.net.local.hub.to_oneself(&endpoint.net).expect("memory");
+        let (number, counters) = (side.queue_pair.number(), endpoint.queues.counters);
+        let bytes = vec![0; 2 * LONGEST_DATAGRAM];
+        let send = |length: usize| {
+            let header = DatagramHeader {
+                destination: number,
+                source: number,
+                qkey: QKEY,
+                pkey: DEFAULT_PKEY,
+                psn: 1,
+                solicited: false,
+                immediate: None,
+                length: 0,
+            };
+            let mut space = [0; MAX_HEADER];
+            let headers = write_datagram(&header, &mut space);
+            let head = &space[..headers];
+            let record = if length == LONGEST_DATAGRAM {
+                [&record::here(headers, length)[..], head, &bytes[..length]].concat()
+            } else {
+                let piece = Piece { address: bytes.as_ptr() as u64, length: length as u64 };
+                let start = record::elsewhere(headers, 1, length);
+                [&start[..], head, &record::piece(piece, None)].concat()
+            };
+            let mut tx = channel.tx.lock();
+            let mut slot = tx.producer.reserve(record.len()).expect("room");
+            slot.write_at(0, &record);
+            let _ = slot.publish_loan();
+            drop(tx);
+            channel.ring();
+        };
+        side.post_receive(1, &[memory.all()]);
+        limit_memory(1 << 30);
+        for length in [ROUTING_HEADER - 1, LONGEST_DATAGRAM + 1, 1 << 31, u32::MAX as usize] {
+            let before = counters.damaged.get();
+            send(length);
+            let start = Instant::now();
+            while counters.damaged.get() == before {
+                assert_eq!(side.receives.poll(1, |done| panic!("{length} bytes: {done:?}")).unwrap(), 0);
+                assert!(start.elapsed() < TEST_TIMEOUT, "{length} bytes");
+                std::thread::yield_now();
+            }
+        }
+        send(LONGEST_DATAGRAM);
+        assert_eq!(side.received_well(1).byte_length as usize, LONGEST_DATAGRAM);
+    }
+
+    /// No memory is taken for the length that the other process says, also where packets are shown.
+    #[test]
+    fn a_record_says_a_length_that_no_datagram_has() {
+        for environment in [&[("ADVERB_LOG", "packets")][..], &[]] {
+            runs_again("local::tests::long_datagrams", environment, 1);
+        }
     }
 }

@@ -40,11 +40,13 @@ pub(crate) const START: usize = 8;
 pub(crate) const LONGEST_HERE: usize = 4096;
 /// What stands in front of a datagram at its receiver goes along with it.
 pub(crate) const ROUTING_HEADER: usize = 40;
+/// Bytes of payload of the longest datagram, with what stands in front of it. A record may say that it has more, as its payload may lie elsewhere.
+pub(crate) const LONGEST_DATAGRAM: usize = ROUTING_HEADER + LONGEST_HERE;
 /// More pieces are not told: then the payload goes along.
 pub(crate) const MOST_PIECES: usize = 64;
 const PIECE: usize = 16;
 /// Bytes of the longest record.
-pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
+pub(super) const LONGEST: usize = START + MAX_HEADER + LONGEST_DATAGRAM;
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// The beginning of a record whose payload follows its headers.
