@@ -13,7 +13,9 @@ use crate::lock;
 use crate::net::Net;
 use crate::peer::MOST;
 use crate::time;
+use adverb_core::cm::first_to_go;
 use adverb_core::reactor::{Readiness, Source};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -29,7 +31,7 @@ const PROGRAM_TIMEOUT: Duration =
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
-/// Marks that wait at once; others are echoed at once.
+/// Marks that wait at once. Anybody can send marks, in the name of any address. So beyond that, the address with the most loses its oldest one, which is echoed at once.
 const MOST_HELD: usize = 1024;
 
 /// The queue pairs that are short of receives, and the marks that wait for them. Thread-safe.
@@ -45,6 +47,7 @@ pub(crate) struct Pace {
 #[derive(Default)]
 struct State {
     short: Vec<Short>,
+    /// One mark of each sender at most. The one that has come first is the first.
     held: Vec<HeldMark>,
     is_timed: bool,
     own: OwnTime,
@@ -55,6 +58,13 @@ struct HeldMark {
     mark: Mark,
     /// The sender of the mark knows that it may begin nothing for now.
     is_told: bool,
+}
+
+impl HeldMark {
+    /// The process that has sent the mark, and the port that it knows us by.
+    fn sender(&self) -> (IpAddr, u16, u16) {
+        (self.mark.from.peer, self.mark.from.peer_port, self.mark.port)
+    }
 }
 
 /// A clock that stands while the process is kept from its processors, as far as the looks show.
@@ -158,6 +168,18 @@ impl State {
         receives
     }
 
+    /// Has a mark wait. Returns the one that gives its place, if there are too many.
+    fn hold(&mut self, held: HeldMark) -> Option<Mark> {
+        // An echo stands for all marks before it, too.
+        self.held.retain(|known| known.sender() != held.sender());
+        self.held.push(held);
+        if self.held.len() <= MOST_HELD {
+            return None;
+        }
+        let gone = first_to_go(self.held.iter().map(|held| held.mark.from.peer))?;
+        Some(self.held.remove(gone).mark)
+    }
+
     /// The background thread looks in a moment.
     fn be_timed(&mut self, net: &Arc<Net>) {
         if !self.is_timed {
@@ -195,16 +217,13 @@ impl Pace {
         if receives.is_some_and(|receives| receives > 0) {
             return receives;
         }
-        // An echo stands for all marks before it, too.
-        let sender = |mark: &Mark| (mark.from.peer, mark.from.peer_port, mark.port);
-        let held = HeldMark { mark, is_told: receives.is_some() };
-        match state.held.iter().position(|held| sender(&held.mark) == sender(&mark)) {
-            Some(place) => state.held[place] = held,
-            None if state.held.len() >= MOST_HELD => return Some(u32::MAX),
-            None => state.held.push(held),
-        }
+        let gone = state.hold(HeldMark { mark, is_told: receives.is_some() });
         self.is_on.store(true, Ordering::SeqCst);
         state.be_timed(net);
+        drop(state);
+        if let Some(gone) = gone {
+            echo(net, gone, u32::MAX);
+        }
         receives
     }
 

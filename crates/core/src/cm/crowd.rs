@@ -19,7 +19,8 @@ pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owne
         count: usize,
         oldest: usize,
     }
-    let mut shares = HashMap::<Owner, Share>::new();
+    // Each owner may have one.
+    let mut shares = HashMap::<Owner, Share>::with_capacity(owners.size_hint().0);
     for (place, owner) in owners.enumerate() {
         shares.entry(owner).or_insert(Share { count: 0, oldest: place }).count += 1;
     }
