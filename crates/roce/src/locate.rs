@@ -58,6 +58,9 @@ const CROWDED: usize = MOST / 4;
 const ANSWERS: (u32, u32) = (16_384, 16_384);
 /// Questions in a second to the addresses of a share, and at once, that this process puts because somebody has asked it.
 const RETURNED: (u32, u32) = (4096, 1024);
+/// Questions from the addresses of a share, in a second and at once, for which a process of another user is looked for, or one that is not known yet: about as many as
+/// programs ask that connect many queue pairs. To look for a process costs more than the question does.
+const LOOKS: (u32, u32) = (1024, 4096);
 /// So often a question is put once more because the one who is asked for has asked for us, and no sooner than after so long: an answer may be on its way.
 const HURRIES: u32 = 3;
 const HURRY_AFTER: Duration = Duration::from_millis(1);
@@ -71,6 +74,8 @@ pub(crate) struct Locator {
     /// What we answer, and what we ask because of it.
     answered: Limit,
     returned: Limit,
+    /// How often we look for the process that a question is for.
+    looks: Limit,
 }
 
 impl Default for Locator {
@@ -81,6 +86,7 @@ impl Default for Locator {
             version: AtomicU64::new(0),
             answered: Limit::new(ANSWERS.0, ANSWERS.1),
             returned: Limit::new(RETURNED.0, RETURNED.1),
+            looks: Limit::new(LOOKS.0, LOOKS.1),
         }
     }
 }
@@ -386,6 +392,17 @@ impl Locator {
         }
     }
 
+    /// Passes a question on to the process that owns a block of queue pair numbers. False if that process is not looked for, as the sender has had too many looked for
+    /// already.
+    fn pass_on(&self, net: &Net, mad: &[u8; MAD_LEN], block: u16, from: MadSource, now: Duration) -> bool {
+        // Processes of other users are looked for each time.
+        let may = net.knows(block) || self.looks.allows(from.peer, now);
+        if may {
+            net.tell(block, HandoverKind::Locate, &from.arrival(mad));
+        }
+        may
+    }
+
     /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it lives is put now, if it would be put
     /// anyway. It goes to port 4791, as every question: where this one came from, anybody may be.
     fn ask_back(&self, net: &Arc<Net>, endpoint: &Endpoint, asker: u32, from: MadSource) {
@@ -525,7 +542,7 @@ impl MadHandler for Answering {
                 net.locator.answer_here(&net, mad, from);
             }
             method::GET if net.gate.is_held() => {
-                net.tell(block_of(message.number), HandoverKind::Locate, &from.arrival(mad));
+                net.locator.pass_on(&net, mad, block_of(message.number), from, time::now());
             }
             method::GET_RESPONSE => net.locator.answered(&net, &message, from),
             _ => {}
@@ -754,6 +771,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numbers::Numbers;
+    use std::net::Ipv4Addr;
 
     #[test]
     fn one_queue_pair_that_nobody_knows_makes_no_stranger() {
@@ -794,5 +813,28 @@ mod tests {
         let mut foreign = bytes;
         foreign[37] ^= 1;
         assert_eq!(parse(&foreign), None, "another vendor");
+    }
+
+    /// A sender that asks for queue pairs of nobody has us look for nobody so often, and not each time. For processes that we know, nobody looks.
+    #[test]
+    fn questions_for_nobody_cost_little() {
+        adverb_core::engine::install(&[crate::FACTORY]);
+        let net = Net::new(Vec::new());
+        let [sender, other] = [1, 2].map(|host| IpAddr::from([192, 0, 2, host]));
+        let now = Duration::from_secs(1000);
+        let passes = |block: u16, peer, now| {
+            let from = MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), peer, PORT);
+            let mad = question(7, u32::from(block) << 12, 5, Place::STANDARD_PORT);
+            net.locator.pass_on(&net, &mad, block, from, now)
+        };
+        // The one lives, and the other has just ended.
+        let (mut lives, mut ended) = (Numbers::default(), Numbers::default());
+        let [(somebody, _), (nobody, _)] =
+            [&mut lives, &mut ended].map(|it| it.claim().expect("a free block"));
+        drop(ended);
+        assert!(passes(somebody, other, now) && net.knows(somebody));
+        assert_eq!((0..6000).filter(|_| passes(nobody, sender, now)).count(), LOOKS.1 as usize);
+        assert!(passes(somebody, sender, now), "nobody is looked for");
+        assert!(passes(nobody, sender, now + Duration::from_secs(1)));
     }
 }

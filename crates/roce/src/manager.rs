@@ -15,7 +15,7 @@ pub(crate) mod route;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use elsewhere::tell_where;
+pub(crate) use elsewhere::Notifier;
 #[cfg(any(test, fuzzing))]
 pub(crate) use elsewhere::{try_bytes as try_notice, try_effect as try_notices};
 pub(crate) use host::attach;

@@ -10,7 +10,7 @@ use crate::lane::Lane;
 use crate::local::Local;
 use crate::locate::Locator;
 use crate::lock;
-use crate::manager;
+use crate::manager::Notifier;
 use crate::multicast::Groups;
 use crate::numbers::{self, Numbers, block_of};
 use crate::observer::Direction;
@@ -88,6 +88,8 @@ pub(crate) struct Net {
     pub(crate) gate: Gate,
     pub(crate) gsi: Gsi,
     pub(crate) locator: Locator,
+    /// Tells senders of requests for ports of this process where to ask.
+    notifier: Notifier,
     pub(crate) local: Local,
     pub(crate) peers: Peers,
     pub(crate) pace: Pace,
@@ -155,6 +157,7 @@ impl Net {
             gate: Gate::default(),
             gsi: Gsi::default(),
             locator: Locator::default(),
+            notifier: Notifier::default(),
             local: Local::default(),
             peers: Peers::default(),
             pace: Pace::default(),
@@ -563,7 +566,7 @@ impl Net {
             Some((HandoverKind::Locate, arrival)) => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
                     if mad[1] == class::COMMUNICATION {
-                        return manager::tell_where(&self.this(), mad, source);
+                        return self.notifier.tell_where(&self.this(), mad, source);
                     }
                     self.locator.answer_here(&self.this(), mad, source);
                 }

@@ -8,12 +8,14 @@
 
 #[cfg(any(test, fuzzing))]
 mod effect;
+mod reading;
 
 use crate::lock;
 use crate::seqpacket::{Connection, Listener, Owner, name};
 use crate::time;
 use adverb_core::error::{Error, Result};
 use adverb_core::random;
+use reading::LastReading;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::RawFd;
@@ -46,7 +48,7 @@ pub(crate) fn block_name(block: u16) -> Vec<u8> {
 const SAMPLE: usize = 64;
 /// Owners of one block that are looked at, beside the one with its name: more than a user has descriptors for, in all blocks together.
 const MOST_BESIDE: usize = 256;
-/// How long what the system lists is taken to be as it was, where nothing depends on it for long.
+/// How long what the system lists is taken to be as it was, at least, where nothing depends on it for long. It may be longer: any user can make the list long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
 
 /// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)).
@@ -74,21 +76,16 @@ fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     found
 }
 
-/// The names of sockets whose processes have taken a block beside the one with its name.
+/// The names of sockets whose processes have taken a block beside the one with its name. What the system lists may be known for so long already, or longer if
+/// it takes long to read. Zero: it is read anew.
 fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
-    type List = (Duration, HashMap<u16, Vec<Vec<u8>>>);
-    static LIST: Mutex<Option<List>> = Mutex::new(None);
-    let mut list = lock(&LIST);
-    let now = time::now();
-    if list.as_ref().is_none_or(|(since, _)| now >= *since + fresh) {
-        let found = listed(&std::fs::read("/proc/net/unix").unwrap_or_default());
-        *list = Some((now, found));
-    }
-    list.as_ref().and_then(|(_, found)| found.get(&block).cloned()).unwrap_or_default()
+    static LIST: Mutex<LastReading<HashMap<u16, Vec<Vec<u8>>>>> = Mutex::new(LastReading::none());
+    let read = || listed(&std::fs::read("/proc/net/unix").unwrap_or_default());
+    lock(&LIST).get(fresh, time::now, read).get(&block).cloned().unwrap_or_default()
 }
 
 /// Connections to those who own a block, our own user's first. More than one only where one user has taken most blocks. What the system lists may be known
-/// for so long already.
+/// for so long already, or longer if it takes long to read; zero: it is read anew.
 ///
 /// # Errors
 /// Those of connect(2) to the one with its name, if there is nobody else.
@@ -187,7 +184,9 @@ impl Numbers {
         }
         // What he has taken beside himself is as free as the rest.
         let is_his = |name: &Vec<u8>| Connection::open(name).map_or(true, |owner| owner.user() == greedy);
-        let is_free = |block: u16| beside(block, FRESH).iter().all(is_his);
+        // What is free depends on it: it is read anew, once.
+        let mut fresh = Duration::ZERO;
+        let mut is_free = |block: u16| beside(block, std::mem::replace(&mut fresh, FRESH)).iter().all(is_his);
         let block = blocks.into_iter().find(|block| !self.owns(*block) && is_free(*block))?;
         let name = name(&format!("block/{block:03x}/{:016x}", random::word()));
         let listener = Listener::bind_for_descriptors(&name).ok()?;
