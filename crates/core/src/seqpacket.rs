@@ -14,9 +14,11 @@ use std::mem::{offset_of, size_of, zeroed};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 mod message;
+mod user;
 
 pub use crate::closing::PassedFd;
 use message::{NextMessage, peek, receive_message};
+use user::own_user;
 
 /// The abstract name of something of ours.
 pub fn name(of: &str) -> Vec<u8> {
@@ -439,12 +441,11 @@ impl Connection {
         self.credentials().map(|peer| peer.uid)
     }
 
-    /// The owner of the process at the other end: as it was when it began to listen, or connected.
+    /// The owner of the process at the other end: as it was when it began to listen, or connected. To a process that may have more rights than its user,
+    /// nobody counts as [`Owner::Ourselves`].
     pub fn owner(&self) -> Owner {
-        // SAFETY: no arguments.
-        let own = unsafe { libc::geteuid() };
         match self.credentials() {
-            Some(peer) if peer.uid == own => Owner::Ourselves,
+            Some(peer) if Some(peer.uid) == own_user() => Owner::Ourselves,
             Some(peer) if peer.uid == 0 => Owner::Root,
             _ => Owner::Other,
         }

@@ -1,6 +1,6 @@
 //! Messages as they are received, with descriptors and senders.
 
-use super::{Along, PassedFd, SENDER_CONTROL, overflow};
+use super::{Along, PassedFd, SENDER_CONTROL, overflow, own_user};
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -40,7 +40,7 @@ pub(super) fn receive_message(
                 along.has_sender = true;
                 // Somebody without a number here, of a user without one, may be anybody.
                 along.is_same_user =
-                    sender.uid == libc::getuid() && (sender.pid > 0 || sender.uid != overflow());
+                    Some(sender.uid) == own_user() && (sender.pid > 0 || sender.uid != overflow());
             }
             message = libc::CMSG_NXTHDR(&raw const head, message);
         }
