@@ -18,6 +18,7 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Cell, Mutex, Or
 use bitflags::bitflags;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::window::Windows;
 
@@ -197,7 +198,7 @@ impl Slot {
     }
 
     /// Whether somebody is using it.
-    fn is_used(&self) -> bool {
+    pub(super) fn is_used(&self) -> bool {
         self.state.load(Ordering::Acquire) & USERS != 0
     }
 }
@@ -248,6 +249,18 @@ impl Keys {
                 yield_now();
             }
         }
+    }
+
+    /// Waits as [`Keys::wait_for_users`] does, until then. False if somebody has not finished.
+    pub(super) fn wait_for_users_until(&self, slot: &Slot, until: Instant) -> bool {
+        while slot.is_used() {
+            self.recall(slot);
+            if Instant::now() >= until {
+                return !slot.is_used();
+            }
+            yield_now();
+        }
+        true
     }
 
     /// Makes a slot valid under `key`.

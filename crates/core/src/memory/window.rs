@@ -3,10 +3,14 @@
 //! What a window is bound to stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
 //! [`Windows`], one at a time.
 
-use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
+use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind, Slot};
 use crate::error::Result;
 use crate::sync::MutexGuard;
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How long a bind waits for uses of what the window opened before. They last for microseconds, unless a thread copies to or from a page that a peer withholds.
+const OLD_USE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Kinds of memory window (`enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,13 +78,42 @@ impl Keys {
         Ok(key)
     }
 
-    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not.
+    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. The window opens nothing new while the bytes of before are
+    /// in use: a bind that has waited for them for [`OLD_USE_TIMEOUT`] fails, and the window opens nothing then.
     pub(crate) fn bind(
         &self,
         domain: u32,
         queue_pair: u32,
         bind: &Bind,
     ) -> std::result::Result<(), &'static str> {
+        self.bind_within(domain, queue_pair, bind, OLD_USE_TIMEOUT)
+    }
+
+    fn bind_within(
+        &self,
+        domain: u32,
+        queue_pair: u32,
+        bind: &Bind,
+        limit: Duration,
+    ) -> std::result::Result<(), &'static str> {
+        let mut until = None;
+        while let Some(used) = self.try_to_bind(domain, queue_pair, bind)? {
+            // Without the lock: other windows are bound meanwhile, and this one may be, or may go.
+            let until = *until.get_or_insert_with(|| Instant::now() + limit);
+            if !self.wait_for_users_until(used, until) {
+                return Err("bytes that the window opened before are still in use");
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds a window, or says why not. Some if somebody uses its bytes of before: nobody can begin to any more, and the bind is to be tried again without these uses.
+    fn try_to_bind(
+        &self,
+        domain: u32,
+        queue_pair: u32,
+        bind: &Bind,
+    ) -> std::result::Result<Option<&Slot>, &'static str> {
         let index = bind.key >> 8;
         let mut windows = self.lock_windows();
         let Some(window) = windows.all.get(&index) else { return Err("there is no such window") };
@@ -102,14 +135,17 @@ impl Keys {
         let Some(slot) = self.slot(old) else { return Err("there is no such window") };
         self.invalidate(old);
         windows.release(index);
-        let Some(entry) = entry else { return Ok(()) };
+        let Some(entry) = entry else { return Ok(None) };
+        if slot.is_used() {
+            return Ok(Some(slot));
+        }
         *windows.bound.entry(bind.region).or_default() += 1;
         if let Some(window) = windows.all.get_mut(&index) {
             (window.key, window.region) = (bind.key, Some(bind.region));
         }
-        // SAFETY: invalidated above, and filled under the lock of all windows.
+        // SAFETY: invalidated above, and filled under the lock of all windows. Nobody uses it, so this waits for nobody.
         unsafe { self.fill(slot, bind.key, entry) };
-        Ok(())
+        Ok(None)
     }
 
     /// What the window opens once it is bound.
@@ -293,6 +329,59 @@ mod tests {
             assert!(!opens(&keys, window ^ 1));
         }
         assert!(keys.invalidate_unbound(second));
+    }
+
+    /// As where a peer withholds the page to which a thread copies the bytes.
+    #[test]
+    fn a_bind_waits_a_bounded_time_for_old_uses_and_without_the_lock() {
+        const LONG: Duration = Duration::from_secs(600);
+        let keys = Keys::new();
+        let memory = [const { AtomicU64::new(0) }; 4];
+        let region = region(&keys, &memory);
+        let [window, other] = [WindowType::One; 2].map(|kind| keys.insert_window(kind, DOMAIN).unwrap());
+        keys.bind(DOMAIN, PAIR, &bind(window, region)).unwrap();
+        let mut key = window;
+        for limit in [OLD_USE_TIMEOUT, LONG] {
+            let span = keys.open_for_peer(key, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok();
+            assert!(span.is_some());
+            let again = bind(key ^ 1, region);
+            let (sender, told) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                let keys = &keys;
+                let mut span = span;
+                let binds = scope.spawn(move || keys.bind_within(DOMAIN, PAIR, &again, limit));
+                while opens(keys, key) {
+                    std::thread::yield_now();
+                }
+                // It waits now. Other windows are bound, and end.
+                scope.spawn(move || {
+                    let third = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
+                    for key in [other, third] {
+                        keys.bind(DOMAIN, PAIR, &bind(key, region)).unwrap();
+                    }
+                    keys.unbind(third, PAIR).unwrap();
+                    keys.remove_window(third);
+                    sender.send(()).unwrap();
+                });
+                let are_free = told.recv_timeout(LONG / 10);
+                let is_shut = !opens(keys, again.key);
+                if limit == LONG || are_free.is_err() {
+                    drop(span.take());
+                }
+                let bound = binds.join().unwrap();
+                assert!(are_free.is_ok() && is_shut);
+                assert_eq!((bound.is_ok(), opens(keys, again.key)), (limit == LONG, limit == LONG));
+                if limit == OLD_USE_TIMEOUT {
+                    // The window has stayed unbound, and the old use is waited for again.
+                    assert!(!opens(keys, key) && keys.bind(DOMAIN, PAIR, &again).is_err());
+                    drop(span.take());
+                    keys.bind(DOMAIN, PAIR, &again).unwrap();
+                }
+            });
+            key = again.key;
+        }
+        assert!(opens(&keys, key));
+        assert!(opens(&keys, other));
     }
 
     /// Whoever finds a window open finds it whole, whatever happens to it at the same time.
