@@ -97,6 +97,7 @@ impl SharedFile {
         };
         let (major, minor) = (libc::major(status.st_dev), libc::minor(status.st_dev));
         fork::own_descriptor(fd);
+        DEVICE.store(status.st_dev, Ordering::Relaxed);
         INODE.store(status.st_ino, Ordering::Relaxed);
         let identity = Identity { major, minor, inode: status.st_ino };
         Ok(Self { descriptor, identity, next: Area::ALL.map(|area| area.bounds().0) })
@@ -148,7 +149,8 @@ fn data(fd: RawFd, from: u64, end: u64) -> Option<(u64, u64)> {
     Some((start, if stop < 0 { end } else { end.min(stop as u64) }))
 }
 
-/// Inode of the file of this process, or of its parent at the fork.
+/// File system and inode of the file of this process, or of its parent at the fork.
+static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
 /// Gives the pages of a piece of the file back; who still maps it finds zeros. Does nothing if the program has closed the descriptor: its number may
@@ -166,10 +168,15 @@ pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
 
 /// Whether a descriptor is of the file of this process, or of its parent's at the fork.
 fn is_ours(descriptor: RawFd) -> bool {
+    is_of(descriptor, DEVICE.load(Ordering::Relaxed), INODE.load(Ordering::Relaxed))
+}
+
+/// Whether a descriptor is of the file with this inode of this file system. Each file system counts its inodes by itself.
+fn is_of(descriptor: RawFd, device: u64, inode: u64) -> bool {
     // SAFETY: all zeros is a valid stat, and the call fills a live local.
     unsafe {
         let mut status: libc::stat = std::mem::zeroed();
-        libc::fstat(descriptor, &raw mut status) == 0 && status.st_ino == INODE.load(Ordering::Relaxed)
+        libc::fstat(descriptor, &raw mut status) == 0 && (status.st_dev, status.st_ino) == (device, inode)
     }
 }
 
@@ -210,6 +217,18 @@ mod tests {
         assert!(back[..4096].iter().all(|byte| *byte == 1) && back[4096..].iter().all(|byte| *byte == 0));
         assert_eq!(file.data(place, place + (1 << 20)), Some((place, place + ones.len() as u64)));
         crate::fork::disown_descriptor(fd);
+    }
+
+    #[test]
+    fn a_file_of_another_file_system_is_not_ours_whatever_its_inode() {
+        let file = SharedFile::new().unwrap();
+        let Identity { major, minor, inode } = file.identity();
+        let device = libc::makedev(major, minor);
+        assert!(is_of(file.descriptor(), device, inode));
+        assert!(!is_of(file.descriptor(), device, inode + 1));
+        assert!(!is_of(file.descriptor(), device ^ 1, inode));
+        crate::fork::disown_descriptor(file.descriptor());
+        assert!(!is_of(-1, device, inode));
     }
 
     #[test]
