@@ -332,17 +332,20 @@ fn apart<T: Send + 'static>(
 }
 
 #[cfg(test)]
+mod noticed;
+
+#[cfg(test)]
 mod tests {
     use super::super::process;
     use super::*;
     use std::os::fd::OwnedFd;
 
-    const PAGE: usize = 4096;
+    pub(super) const PAGE: usize = 4096;
     const PAGES: usize = 8;
-    const LENGTH: usize = PAGES * PAGE;
+    pub(super) const LENGTH: usize = PAGES * PAGE;
 
     /// This process, as another one sees it.
-    fn own() -> Process {
+    pub(super) fn own() -> Process {
         crate::engine::install(&[crate::null::FACTORY]);
         assert!(crate::engine::engine().is_ok());
         crate::memory::install_fault_handler();
@@ -351,7 +354,7 @@ mod tests {
         Process::open(number, (&raw const mark as u64, mark), process::gate()).unwrap()
     }
 
-    fn memfd(flags: u32) -> OwnedFd {
+    pub(super) fn memfd(flags: u32) -> OwnedFd {
         // SAFETY: a C string and plain numbers; a fresh descriptor.
         unsafe {
             let file = libc::memfd_create(c"common".as_ptr(), libc::MFD_CLOEXEC | flags);
@@ -367,12 +370,12 @@ mod tests {
         found as usize
     }
 
-    fn shared(file: &impl AsRawFd) -> usize {
+    pub(super) fn shared(file: &impl AsRawFd) -> usize {
         place(0, file.as_raw_fd(), 0, libc::MAP_SHARED, BOTH)
     }
 
     /// A file in a tmpfs, which has a name for a moment only.
-    fn in_tmpfs() -> File {
+    pub(super) fn in_tmpfs() -> File {
         let path = format!("/dev/shm/adverb-common-{}-{:?}", std::process::id(), std::thread::current().id());
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -381,7 +384,7 @@ mod tests {
     }
 
     /// A System V segment, which goes with its last user.
-    fn segment() -> usize {
+    pub(super) fn segment() -> usize {
         // SAFETY: plain numbers; a fresh segment.
         unsafe {
             let id = libc::shmget(libc::IPC_PRIVATE, LENGTH, 0o600);
@@ -394,7 +397,7 @@ mod tests {
     }
 
     /// Whether the kernel has the question (6.11 and newer). Where it has not, nothing is mapped.
-    fn is_asked() -> bool {
+    pub(super) fn is_asked() -> bool {
         own();
         if moved::tells_mappings() {
             return true;
@@ -406,18 +409,18 @@ mod tests {
         false
     }
 
-    fn open(address: usize, length: usize) -> Result<Common, Refusal> {
+    pub(super) fn open(address: usize, length: usize) -> Result<Common, Refusal> {
         Common::open(&own(), address as u64, length as u64, true)
     }
 
-    fn byte(address: usize) -> u8 {
+    pub(super) fn byte(address: usize) -> u8 {
         let mut byte = [0];
         // SAFETY: memory of the test, or none, which is an error.
         unsafe { crate::memory::copy_from(&mut byte, address).unwrap() };
         byte[0]
     }
 
-    fn wanted(address: usize) -> MapRequest {
+    pub(super) fn wanted(address: usize) -> MapRequest {
         let first = Maps::open().unwrap().within(address, address + 1).unwrap()[0];
         let number = std::process::id() as libc::pid_t;
         let offset = first.offset + (address - first.start) as u64;
@@ -426,7 +429,7 @@ mod tests {
 
     /// What a peer writes, the program sees, and the other way round.
     #[track_caller]
-    fn is_the_same(common: &Common, address: usize) {
+    pub(super) fn is_the_same(common: &Common, address: usize) {
         let process = own();
         let (view, at) = common.at(&process, 9, 4, true).unwrap();
         view.write(at, b"peer").unwrap();

@@ -5,12 +5,12 @@ use adverb_core::memory::moved::Refusal;
 
 const COUNT: usize = 80;
 
-fn drop_pages(base: usize, count: usize) {
+pub(crate) fn drop_pages(base: usize, count: usize) {
     // SAFETY: pages of the test.
     assert_eq!(unsafe { libc::madvise(base as *mut _, count * PAGE, libc::MADV_DONTNEED) }, 0);
 }
 
-fn is_zero(base: usize, length: usize) -> bool {
+pub(crate) fn is_zero(base: usize, length: usize) -> bool {
     (0..length).step_by(8).all(|at| get(base + at) == 0)
 }
 
@@ -348,7 +348,7 @@ pub(crate) fn charged_once() {
     until(|| bytes_in_file(&file, &place) == 0);
 }
 
-fn status(name: &str) -> u64 {
+pub(crate) fn status(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("the line");
     line.split_whitespace().next().unwrap().parse().unwrap()
@@ -358,25 +358,73 @@ pub(crate) fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Buffers that come and go, and many that stay.
+/// Bytes that this thread has read by system calls, the lists of `/proc` included: the work that grows with the number of mappings.
+fn bytes_read() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("the line");
+    line.parse().unwrap()
+}
+
+/// The bytes that are read in some of many rounds, later ones as few as earlier ones.
+struct Reads {
+    early: (usize, usize),
+    late: (usize, usize),
+    began: u64,
+    read: [u64; 2],
+}
+
+impl Reads {
+    /// For `count` rounds: it looks at the second eighth and at the last one.
+    fn of(count: usize) -> Self {
+        let eighth = count / 8;
+        Self { early: (eighth, 2 * eighth), late: (7 * eighth, count), began: 0, read: [0; 2] }
+    }
+
+    /// To be called before each round, and after the last one.
+    fn round(&mut self, round: usize) {
+        for (at, (from, to)) in [self.early, self.late].into_iter().enumerate() {
+            if round == from {
+                self.began = bytes_read();
+            } else if round == to {
+                self.read[at] = bytes_read() - self.began;
+            }
+        }
+    }
+
+    fn check(&self, rounds: &str) {
+        let [early, late] = self.read;
+        assert!(early > 0 && late > 0, "both were looked at");
+        assert!(late <= 2 * early, "{rounds}: {early} bytes read in early rounds, {late} in late ones");
+    }
+}
+
+/// Buffers that come and go, and many that stay. No registration takes more than the first ones.
 pub(crate) fn many() {
+    const ROUNDS: usize = 2000;
     let domain = domain();
     let before = mappings();
-    for _ in 0..2000 {
+    let mut reads = Reads::of(ROUNDS);
+    for round in 0..ROUNDS {
+        reads.round(round);
         let base = pages(2);
         let (region, _) = shared(&domain, base, 2 * PAGE);
         drop(region);
         // SAFETY: our own pages.
         assert_eq!(unsafe { libc::munmap(base as *mut _, 2 * PAGE) }, 0);
     }
+    reads.round(ROUNDS);
+    reads.check("buffers that come and go");
     assert!(mappings() < before + 32, "{} mappings more", mappings() - before);
     let all = pages(4000);
-    let mut refused = 0;
+    let (mut refused, mut reads) = (0, Reads::of(ROUNDS));
     for at in (0..4000).step_by(2) {
+        reads.round(at / 2);
         let region = region(&domain, all + at * PAGE, PAGE);
         refused += usize::from(share_one(&region) == Err(Refusal::Small));
         set(all + at * PAGE, at as u64 + 1);
     }
+    reads.round(ROUNDS);
+    reads.check("buffers that stay");
     assert!(refused > 1000 && mappings() < before + 600, "{refused} {}", mappings() - before);
     assert!((0..4000).step_by(2).all(|at| get(all + at * PAGE) == at as u64 + 1));
 }

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use adverb_core::memory::moved::Refusal;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 const COUNT: usize = 80;
 
@@ -98,23 +98,31 @@ pub(crate) fn raw() {
     assert!(has_pattern(base, COUNT * PAGE, 1), "the parent's is as it was");
 }
 
-/// A limit: the stack that a child begins on is not there. The documents say so.
+/// A limit: the stack that the child begins on is not there, and the child ends, as the documents say. The parent goes on, with all that it has.
 pub(crate) fn on_shared_stack() {
+    const STACK: usize = 64;
+    /// Where the coroutine has its words: pages behind its stack, moved with it.
+    static WORDS: AtomicUsize = AtomicUsize::new(0);
     static CHILD: AtomicI32 = AtomicI32::new(0);
     extern "C" fn forks() {
+        let mut local = [7u64; 512];
+        std::hint::black_box(&mut local);
         // SAFETY: the child only ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
+        assert!(std::hint::black_box(&local).iter().all(|word| *word == 7), "the stack is as it was");
+        set(WORDS.load(Ordering::SeqCst), 8);
         CHILD.store(child, Ordering::SeqCst);
     }
-    const STACK: usize = 64;
     let domain = domain();
-    let base = pages(STACK);
-    write_pattern(base, STACK * PAGE, 1);
-    let (_region, _place) = shared(&domain, base, STACK * PAGE);
+    let base = pages(2 * STACK);
+    write_pattern(base, 2 * STACK * PAGE, 1);
+    let (_region, place) = shared(&domain, base, 2 * STACK * PAGE);
+    let words = base + STACK * PAGE;
+    WORDS.store(words, Ordering::SeqCst);
     // SAFETY: both contexts live until the second has ended, which runs on pages of the test that nobody else uses.
     unsafe {
         let mut here: libc::ucontext_t = std::mem::zeroed();
@@ -127,7 +135,22 @@ pub(crate) fn on_shared_stack() {
         assert_eq!(libc::swapcontext(&raw mut here, &raw const there), 0);
     }
     assert_eq!(wait(CHILD.load(Ordering::SeqCst)), End::Signal(libc::SIGSEGV));
-    assert!(has_pattern(base, PAGE, 1), "the parent goes on with what it has");
+    // The parent and its peer have the same pages still.
+    assert!(has_pattern(base, PAGE, 1));
+    let peer = view(&place);
+    let mut word = [0; 8];
+    peer.read(STACK * PAGE, &mut word).unwrap();
+    assert_eq!(word, 8u64.to_ne_bytes());
+    peer.write(STACK * PAGE + 8, &9u64.to_ne_bytes()).unwrap();
+    assert_eq!(get(words + 8), 9);
+    // A fork from a stack of its own gives the child all of it, and pages that are dropped are zeros.
+    let child = fork(|| get(words) == 8 && get(words + 8) == 9 && has_pattern(base, PAGE, 1));
+    assert_eq!(wait(child), End::Status(0));
+    // SAFETY: pages of the test.
+    assert_eq!(unsafe { libc::madvise(words as *mut _, PAGE, libc::MADV_DONTNEED) }, 0);
+    assert_eq!((get(words), get(words + 8)), (0, 0));
+    let region = region(&domain, pages(COUNT), COUNT * PAGE);
+    share_one(&region).expect("others are shared, too");
 }
 
 /// A child that shares its parent's memory until it ends, as posix_spawn(3) and vfork(2) make it, needs no handler: there is one memory.

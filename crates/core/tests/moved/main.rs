@@ -14,6 +14,7 @@ mod pins;
 mod refused;
 mod support;
 mod threads;
+mod told;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -40,7 +41,7 @@ const CASES: &[Case] = &[
     ("a_child_may_end_and_make_regions", fork::regions, EVERY_WAY),
     ("a_child_that_shares_memory_stores_to_moved_pages", fork::spawns, AS_IT_IS),
     ("a_child_without_handlers_faults", fork::raw, AS_IT_IS),
-    ("a_child_that_begins_on_a_shared_stack_faults", fork::on_shared_stack, AS_IT_IS),
+    ("a_fork_on_a_shared_stack_ends_the_child_alone", fork::on_shared_stack, AS_IT_IS),
     ("deregistered_pages_stay_for_the_next_registration", after::stays, EVERY_WAY),
     ("dropped_pages_are_zeros_registered_or_not", after::dropped, EVERY_WAY),
     ("pages_dropped_without_a_free_descriptor_are_zeros", after::dropped_without_descriptors, AS_IT_IS),
@@ -62,8 +63,9 @@ const CASES: &[Case] = &[
     ("memory_that_the_guard_works_with_is_refused", cut::engines_own, AS_IT_IS),
     ("a_kernel_that_hides_where_threads_sleep_is_a_refusal", cut::blind, &["wchan"]),
     ("memory_is_charged_once_and_given_back", after::charged_once, AS_IT_IS),
-    ("mappings_do_not_grow_with_buffers_that_are_gone", after::many, EVERY_WAY),
+    ("neither_mappings_nor_work_grow_with_buffers_that_are_gone", after::many, EVERY_WAY),
     ("fixed_buffers_made_after_sharing_stay_the_programs", pins::later, AS_IT_IS),
+    ("pages_dropped_after_the_end_beside_a_ring_or_a_sleeper_are_zeros", pins::ended, EVERY_WAY),
     ("io_uring_is_a_refusal", pins::ring, AS_IT_IS),
     ("a_ring_without_mapping_and_descriptor_is_a_refusal", pins::hidden_ring, AS_IT_IS),
     ("asynchronous_requests_are_a_refusal", pins::asynchronous, AS_IT_IS),
@@ -91,6 +93,17 @@ const CASES: &[Case] = &[
     ("a_fork_copies_memory_of_the_engine_and_no_view_of_it", own::viewed, EVERY_WAY),
     ("a_fork_without_a_free_descriptor_copies_memory_of_the_engine", own::exhausted, AS_IT_IS),
     ("a_child_without_handlers_takes_nothing_from_its_parent", own::raw, AS_IT_IS),
+    ("pages_are_removed_as_those_of_shared_memory", told::removed, EVERY_WAY),
+    ("another_userfaultfd_does_not_get_the_pages", told::faults_of_others, AS_IT_IS),
+    ("the_pages_count_as_shared_memory_and_have_a_name", told::counted, AS_IT_IS),
+    ("what_was_said_of_huge_pages_is_not_kept", told::huge_pages, AS_IT_IS),
+    ("a_page_that_was_a_guard_page_has_its_old_bytes", told::guard_pages, EVERY_WAY),
+    ("a_second_mapping_of_the_pages_shows_the_same_bytes", told::duplicated, EVERY_WAY),
+    (
+        "another_process_that_reads_meanwhile_gets_the_bytes_or_an_error",
+        told::read_by_another_process,
+        AS_IT_IS,
+    ),
     ("switched_off_is_a_refusal", refused::off, &["moved-pages"]),
 ];
 

@@ -1,5 +1,6 @@
 //! Cases with somebody in the kernel who keeps pages and writes to them by itself.
 
+use crate::after::{drop_pages, is_zero};
 use crate::support::*;
 use adverb_core::memory::moved::Refusal;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -93,6 +94,60 @@ pub(crate) fn later() {
     let other = pages(COUNT);
     let answer = share_one(&self::region(&domain, other, COUNT * PAGE));
     assert!(matches!(answer, Err(Refusal::Uring | Refusal::Pinned)), "{answer:?}");
+}
+
+/// A region ends while a ring is there, and another while a thread sleeps in state D, which no signal wakes. The program drops the pages then, and uses them again.
+pub(crate) fn ended() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (region, _) = shared(&domain, base, COUNT * PAGE);
+    let drops_and_uses = |region: std::sync::Arc<adverb_core::region::MemoryRegion>| {
+        drop(region);
+        for round in 1..200 {
+            drop_pages(base, COUNT);
+            assert!(is_zero(base, COUNT * PAGE), "round {round}");
+            write_pattern(base, COUNT * PAGE, round);
+            std::thread::yield_now();
+            assert!(has_pattern(base, COUNT * PAGE, round), "round {round}");
+        }
+    };
+    let ring = Ring::new();
+    drops_and_uses(region);
+    // SAFETY: mappings of the ring's.
+    unsafe {
+        libc::munmap(ring.submissions as *mut _, PAGE);
+        libc::munmap(ring.entries as *mut _, PAGE);
+    }
+    drop(ring);
+    // The thread waits for a child that shares its memory, as vfork(2) does.
+    let (region, _) = shared(&domain, base, COUNT * PAGE);
+    let (top, wakes) = (pages(COUNT) + COUNT * PAGE, Pipe::new());
+    let number = std::sync::atomic::AtomicI32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: asks for a number.
+            let own = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+            number.store(own, std::sync::atomic::Ordering::SeqCst);
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            // SAFETY: the child has a stack of its own, and does no more than wait for a byte.
+            let child =
+                unsafe { libc::clone(hear_raw, top as *mut _, flags, wakes.from() as usize as *mut _) };
+            assert_eq!(wait(child), End::Status(0));
+        });
+        let sleeps = || {
+            let number = number.load(std::sync::atomic::Ordering::SeqCst);
+            let text =
+                std::fs::read_to_string(format!("/proc/self/task/{number}/status")).unwrap_or_default();
+            text.lines().any(|line| line.starts_with("State:\tD"))
+        };
+        until(sleeps);
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drops_and_uses(region)));
+        let slept = sleeps();
+        wakes.say();
+        done.expect("zeros, and nothing is lost");
+        assert!(slept, "all the time");
+    });
 }
 
 fn refused(what: &str, expected: &[Refusal]) {

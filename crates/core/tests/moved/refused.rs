@@ -201,26 +201,14 @@ pub(crate) fn same_memory() {
     let base = pages(COUNT);
     write_pattern(base, COUNT * PAGE, 1);
     let stack = pages(COUNT) + COUNT * PAGE;
-    let mut ends = [0; 2];
-    // SAFETY: fills a live local.
-    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
-    extern "C" fn sleep(from: *mut libc::c_void) -> i32 {
-        let mut byte = 0u8;
-        // SAFETY: a number, so that it ends with the test; then waits for a byte in a live local.
-        unsafe {
-            libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
-            libc::syscall(libc::SYS_read, from as usize, &raw mut byte, 1);
-        }
-        0
-    }
+    let go = Pipe::new();
     // SAFETY: the child has a stack of its own, and does no more than wait.
     let child = unsafe {
-        libc::clone(sleep, stack as *mut _, libc::CLONE_VM | libc::SIGCHLD, ends[0] as usize as *mut _)
+        libc::clone(hear_raw, stack as *mut _, libc::CLONE_VM | libc::SIGCHLD, go.from() as usize as *mut _)
     };
     assert!(child > 0);
     assert_eq!(share_one(&region(&domain, base, COUNT * PAGE)), Err(Refusal::Threads));
-    // SAFETY: a live byte.
-    assert_eq!(unsafe { libc::write(ends[1], [1u8].as_ptr().cast(), 1) }, 1);
+    go.say();
     assert_eq!(wait(child), End::Status(0));
     shared(&domain, base, COUNT * PAGE);
     assert!(has_pattern(base, COUNT * PAGE, 1));

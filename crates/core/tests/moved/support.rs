@@ -148,6 +148,17 @@ pub(crate) fn wait(child: libc::pid_t) -> End {
     }
 }
 
+/// For a child that shares its parent's memory (clone(2)): waits for a byte from a descriptor.
+pub(crate) extern "C" fn hear_raw(from: *mut libc::c_void) -> i32 {
+    let mut byte = 0u8;
+    // SAFETY: a number, so that it ends with the test; then waits for a byte in a live local.
+    unsafe {
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+        libc::syscall(libc::SYS_read, from as usize, &raw mut byte, 1);
+    }
+    0
+}
+
 /// A pipe: one side says a byte, the other waits for it.
 pub(crate) struct Pipe([i32; 2]);
 
@@ -157,6 +168,11 @@ impl Pipe {
         // SAFETY: fills a live local.
         assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
         Self(ends)
+    }
+
+    /// The end at which bytes come out.
+    pub(crate) fn from(&self) -> i32 {
+        self.0[0]
     }
 
     pub(crate) fn say(&self) {
