@@ -738,6 +738,7 @@ impl Drop for Span<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::until::until;
     use super::*;
 
     fn entry(memory: &mut [u8], access: Access) -> Entry {
@@ -831,11 +832,10 @@ mod tests {
                 keys.remove(key);
                 removed.store(true, Ordering::SeqCst);
             });
-            while keys.open_span(key, 0x1000, 8, Access::empty(), 7).is_ok() {
-                std::thread::yield_now();
-            }
-            assert!(!removed.load(Ordering::SeqCst));
+            let is_shut = until(|| keys.open_span(key, 0x1000, 8, Access::empty(), 7).is_err());
+            let is_early = removed.load(Ordering::SeqCst);
             drop(span);
+            assert!(is_shut && !is_early);
         });
         assert!(removed.load(Ordering::SeqCst));
     }

@@ -14,6 +14,8 @@ mod published;
 mod reader;
 mod source;
 mod storage;
+#[cfg(test)]
+mod until;
 pub mod ways;
 mod window;
 

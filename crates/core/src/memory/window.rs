@@ -247,6 +247,7 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
+    use super::super::until::until;
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -297,11 +298,10 @@ mod tests {
                 keys.remove(region);
                 removed.store(true, Ordering::SeqCst);
             });
-            while keys.open_span(region, 0x1000, 8, Access::empty(), DOMAIN).is_ok() {
-                std::thread::yield_now();
-            }
-            assert!(!removed.load(Ordering::SeqCst));
+            let is_shut = until(|| keys.open_span(region, 0x1000, 8, Access::empty(), DOMAIN).is_err());
+            let is_early = removed.load(Ordering::SeqCst);
             drop(span);
+            assert!(is_shut && !is_early);
         });
         assert!(removed.load(Ordering::SeqCst));
     }
@@ -350,9 +350,7 @@ mod tests {
                 let keys = &keys;
                 let mut span = span;
                 let binds = scope.spawn(move || keys.bind_within(DOMAIN, PAIR, &again, limit));
-                while opens(keys, key) {
-                    std::thread::yield_now();
-                }
+                let waits = until(|| !opens(keys, key));
                 // It waits now. Other windows are bound, and end.
                 scope.spawn(move || {
                     let third = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
@@ -365,11 +363,11 @@ mod tests {
                 });
                 let are_free = told.recv_timeout(LONG / 10);
                 let is_shut = !opens(keys, again.key);
-                if limit == LONG || are_free.is_err() {
+                if limit == LONG || are_free.is_err() || !waits {
                     drop(span.take());
                 }
                 let bound = binds.join().unwrap();
-                assert!(are_free.is_ok() && is_shut);
+                assert!(waits && are_free.is_ok() && is_shut);
                 assert_eq!((bound.is_ok(), opens(keys, again.key)), (limit == LONG, limit == LONG));
                 if limit == OLD_USE_TIMEOUT {
                     // The window has stayed unbound, and the old use is waited for again.

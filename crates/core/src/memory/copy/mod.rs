@@ -137,8 +137,12 @@ fn check(result: u32) -> Result<(), Fault> {
 }
 
 #[cfg(test)]
+mod sent;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::until::{Limit, until};
 
     /// Two pages that nobody else has.
     pub(super) fn page() -> usize {
@@ -251,7 +255,7 @@ mod tests {
     }
 
     // A page shared with the processes that this one forks.
-    fn shared_page() -> &'static [std::sync::atomic::AtomicU64; 512] {
+    pub(super) fn shared_page() -> &'static [std::sync::atomic::AtomicU64; 512] {
         // SAFETY: a fresh shared mapping of zeros, which stays.
         unsafe {
             let page = libc::mmap(
@@ -268,7 +272,7 @@ mod tests {
     }
 
     // Runs `work` in a child of fork, which ends without a trace in this process.
-    fn in_a_child(work: impl FnOnce()) -> libc::pid_t {
+    pub(super) fn in_a_child(work: impl FnOnce()) -> libc::pid_t {
         // SAFETY: the child does nothing but `work`, which neither allocates nor takes a lock, and ends.
         unsafe {
             let child = libc::fork();
@@ -299,9 +303,7 @@ mod tests {
         // All at once: one after the other they would count without atomics, too.
         let start = || {
             arrived.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            while arrived.load(std::sync::atomic::Ordering::Relaxed) < 5 {
-                std::thread::yield_now();
-            }
+            assert!(until(|| arrived.load(std::sync::atomic::Ordering::Relaxed) == 5));
         };
         let add = || {
             start();
@@ -362,7 +364,9 @@ mod tests {
             }
         });
         let (mut reads, mut changes, mut last) = (0, 0, values[0]);
+        let limit = Limit::new();
         while reads < 2_000_000 || changes < 100 {
+            assert!(reads % 2_000_000 != 1 || !limit.is_over(), "{changes} changes in {reads} reads");
             // SAFETY: an aligned word of the page.
             let now = unsafe { (address as *const T).read_volatile() };
             assert!(values.contains(&now), "{now:?}");
@@ -437,16 +441,16 @@ mod tests {
     }
 
     /// Runs a test again in a process of its own, where the handlers of signals are nobody else's. False in that process.
-    fn alone(test: &str) -> bool {
+    pub(super) fn alone(test: &str) -> bool {
         const ALONE: &str = "ADVERB_TEST_ALONE";
         if std::env::var_os(ALONE).is_some() {
             return false;
         }
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        let output =
-            again.args(["--exact", &format!("memory::copy::tests::{test}")]).env(ALONE, "1").output();
+        let output = again.args(["--exact", &format!("memory::copy::{test}")]).env(ALONE, "1").output();
         let output = output.unwrap();
-        assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stdout));
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{:?} {said}", output.status);
         true
     }
 
@@ -467,7 +471,7 @@ mod tests {
     // PRACTICE-FAULT-2
     #[test]
     fn a_bad_address_is_an_error_where_a_later_handler_passes_nothing_on() {
-        if alone("a_bad_address_is_an_error_where_a_later_handler_passes_nothing_on") {
+        if alone("tests::a_bad_address_is_an_error_where_a_later_handler_passes_nothing_on") {
             return;
         }
         install_handler();
@@ -499,7 +503,7 @@ mod tests {
     // PRACTICE-FAULT-3
     #[test]
     fn an_earlier_handler_runs_on_the_stack_that_it_asked_for() {
-        if alone("an_earlier_handler_runs_on_the_stack_that_it_asked_for") {
+        if alone("tests::an_earlier_handler_runs_on_the_stack_that_it_asked_for") {
             return;
         }
         let mut stack = vec![0u8; 64 << 10];
@@ -519,101 +523,5 @@ mod tests {
         let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         // SAFETY: the thread is on its own stack.
         unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
-    }
-
-    /// How often a signal has come in the middle of a routine, and at all.
-    static CAME: [std::sync::atomic::AtomicUsize; 2] = [const { std::sync::atomic::AtomicUsize::new(0) }; 2];
-
-    extern "C" fn counts(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: the kernel passes a valid ucontext.
-        let counter = unsafe { *arch::program_counter(&mut *context.cast()) } as usize;
-        let came = |at: usize| CAME[at].fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-        if handler::routines().contains(&counter) {
-            came(0);
-        }
-        came(1);
-    }
-
-    /// The bytes that a copy in one go has: nearly all of the time passes in the routine.
-    const LONG: usize = 1 << 20;
-
-    // PRACTICE-FAULT-4
-    #[test]
-    fn a_signal_that_is_sent_in_the_middle_of_a_copy_is_the_programs() {
-        if alone("a_signal_that_is_sent_in_the_middle_of_a_copy_is_the_programs") {
-            return;
-        }
-        use std::os::unix::thread::JoinHandleExt;
-        // SAFETY: a filled structure.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            (action.sa_sigaction, action.sa_flags) = (counts as *const () as usize, libc::SA_SIGINFO);
-            for signal in handler::SIGNALS {
-                assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
-            }
-        }
-        install_handler();
-        let ends = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let seen = ends.clone();
-        let copies = std::thread::spawn(move || {
-            let (source, mut target) = (vec![7u8; LONG], vec![0u8; LONG]);
-            while !seen.load(std::sync::atomic::Ordering::SeqCst) {
-                target.fill(0);
-                // SAFETY: both are ours.
-                unsafe { copy_between(target.as_mut_ptr() as usize, source.as_ptr() as usize, LONG) }?;
-                assert!(target == source, "it goes on where it was interrupted");
-            }
-            Ok::<(), Fault>(())
-        });
-        let came = |at: usize| CAME[at].load(std::sync::atomic::Ordering::SeqCst);
-        for round in 1.. {
-            if came(0) >= 20 || copies.is_finished() {
-                break;
-            }
-            // SAFETY: a thread that has not been joined. There is a handler.
-            unsafe { libc::pthread_kill(copies.as_pthread_t(), handler::SIGNALS[round % 2]) };
-            while came(1) < round && !copies.is_finished() {
-                std::thread::yield_now();
-            }
-        }
-        ends.store(true, std::sync::atomic::Ordering::SeqCst);
-        assert_eq!(copies.join().unwrap(), Ok(()), "no address was bad");
-    }
-
-    // PRACTICE-FAULT-4
-    #[test]
-    fn a_signal_that_is_sent_in_the_middle_of_a_copy_ends_a_process_without_a_handler() {
-        if alone("a_signal_that_is_sent_in_the_middle_of_a_copy_ends_a_process_without_a_handler") {
-            return;
-        }
-        for signal in handler::SIGNALS {
-            // SAFETY: a plain number. The C library's and Rust's handlers are of no use here.
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
-        install_handler();
-        let (source, mut target) = (vec![7u8; LONG], vec![0u8; LONG]);
-        let word = &shared_page()[3];
-        for round in 0..20 {
-            word.store(0, std::sync::atomic::Ordering::SeqCst);
-            // It ends with status 0 where a copy fails.
-            let child = in_a_child(|| {
-                // SAFETY: both are ours.
-                while unsafe { copy_between(target.as_mut_ptr() as usize, source.as_ptr() as usize, LONG) }
-                    .is_ok()
-                {
-                    word.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                }
-            });
-            while word.load(std::sync::atomic::Ordering::SeqCst) < 2 {
-                std::thread::yield_now();
-            }
-            let (signal, mut status) = (handler::SIGNALS[round % 2], 0);
-            // SAFETY: our child, and a live local.
-            unsafe {
-                assert_eq!(libc::kill(child, signal), 0);
-                assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
-            }
-            assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == signal, "{status:#x}");
-        }
     }
 }

@@ -331,6 +331,7 @@ fn parse(text: &[u8]) -> Option<State> {
 mod tests {
     use super::super::userfault::{Event, GUARD_FEATURES, Mode, Userfault};
     use super::*;
+    use crate::memory::until::until;
 
     #[test]
     fn lines_are_read() {
@@ -369,7 +370,7 @@ mod tests {
         // SAFETY: asks for a number.
         let own = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
         let before = processor_time(own).unwrap();
-        while processor_time(own).unwrap() == before {}
+        assert!(until(|| processor_time(own).unwrap() != before));
         assert_eq!(processor_time(1), None, "of another process");
     }
 
@@ -398,7 +399,7 @@ mod tests {
                 unsafe { libc::read(from, (&raw mut byte).cast(), 1) }
             });
             let (mut seen, mut runners, mut entries) = (false, Runners::nobody(), entries());
-            while !seen {
+            let is_seen = until(|| {
                 tasks.each(
                     &mut entries,
                     |_| true,
@@ -408,10 +409,13 @@ mod tests {
                     },
                     &mut runners,
                 );
-            }
-            assert_eq!(faults.read_event(), Some(Event::Removed { start: page, end: page + LENGTH }));
+                seen
+            });
+            // Both threads end, whatever was seen.
+            let event = faults.read_event();
             // SAFETY: a descriptor of the test.
             unsafe { libc::close(to) };
+            assert_eq!((is_seen, event), (true, Some(Event::Removed { start: page, end: page + LENGTH })));
         });
     }
 }
