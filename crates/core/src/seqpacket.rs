@@ -230,8 +230,8 @@ fn learn_senders(fd: RawFd) {
 /// Of Linux 6.16: whether descriptors can be sent to a socket. Connections have it from the listener.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has a socket take descriptors in, or not: senders find EPERM then. Says nothing where the system does not know how.
-fn take_descriptors(fd: RawFd, takes: bool) {
+/// Has a Unix socket take descriptors in, or not: senders find EPERM then. Does nothing before Linux 6.16.
+pub fn take_descriptors(fd: RawFd, takes: bool) {
     let takes = libc::c_int::from(takes);
     // SAFETY: a descriptor of ours, and a live local of the length that is given.
     unsafe {

@@ -1,11 +1,21 @@
 //! The parent's look at the processes that write into the record.
 
 use super::{Page, disconnect};
+use adverb_core::{log, seqpacket};
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::thread::JoinHandle;
+
+/// Names that a process may have in the record. A program that executes another one gets a new name with it.
+const MOST_NAMES: usize = 16;
+/// Processes that are watched at a time. Each costs a descriptor.
+const MOST_PROCESSES: usize = 4096;
+/// Announcements that are taken before the thread looks at the processes again.
+const MOST_ANNOUNCEMENTS_AT_ONCE: usize = 256;
+/// Bytes of control messages: who the sender is, and nothing else. Descriptors that come along find no room.
+const SENDER_CONTROL: usize = 32;
 
 /// The parent's end of a record. Nothing is watched before [`Watch::start`].
 pub struct Watch {
@@ -22,11 +32,18 @@ pub struct Watching {
 
 /// A process that writes into the record.
 struct Process {
-    /// The name of the process in the record.
-    owner: u32,
     pid: libc::pid_t,
+    /// The names of the process in the record.
+    owners: Vec<u32>,
     /// Readable when it has ended; none where the system has no such thing.
     descriptor: Option<OwnedFd>,
+}
+
+/// The processes that are watched. They say themselves that they are there, so their number has a bound.
+#[derive(Default)]
+struct Processes {
+    all: Vec<Process>,
+    has_warned: bool,
 }
 
 /// Tells the parent of a process, by its name in the record.
@@ -61,6 +78,8 @@ pub(super) fn learn_senders(socket: &UnixDatagram) -> io::Result<()> {
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };
+    // The thread must not wait for the close of what a process passes.
+    seqpacket::take_descriptors(socket.as_raw_fd(), false);
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -93,10 +112,10 @@ impl Watch {
     }
 
     fn run(&self, stopped: &UnixDatagram) {
-        let mut processes = Vec::new();
+        let mut processes = Processes::default();
         loop {
             let others = [self.socket.as_raw_fd(), stopped.as_raw_fd()];
-            let watched = processes.iter().filter_map(|process: &Process| process.descriptor.as_ref());
+            let watched = processes.all.iter().filter_map(|process| process.descriptor.as_ref());
             let mut polled: Vec<libc::pollfd> = others
                 .into_iter()
                 .chain(watched.map(AsRawFd::as_raw_fd))
@@ -104,10 +123,8 @@ impl Watch {
                 .collect();
             // SAFETY: a live array of its length.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
-            self.take_announcements(&mut processes);
-            let gone: Vec<u32> =
-                processes.iter().filter(|process| process.is_gone()).map(|p| p.owner).collect();
-            processes.retain(|process| !gone.contains(&process.owner));
+            processes.add_all(std::iter::from_fn(|| receive(&self.socket)));
+            let gone = processes.take_gone();
             if !gone.is_empty() {
                 disconnect::say(&self.page.take(&gone));
             } else if polled[1].revents != 0 {
@@ -115,13 +132,45 @@ impl Watch {
             }
         }
     }
+}
 
-    fn take_announcements(&self, processes: &mut Vec<Process>) {
-        while let Some((owner, pid)) = receive(&self.socket) {
-            if pid > 0 {
-                processes.push(Process { owner, pid, descriptor: open(pid) });
-            }
+impl Processes {
+    /// Takes announcements, a bounded number of them: names, and who has sent them.
+    fn add_all(&mut self, announced: impl Iterator<Item = (u32, libc::pid_t)>) {
+        for (owner, pid) in announced.take(MOST_ANNOUNCEMENTS_AT_ONCE).filter(|(_, pid)| *pid > 0) {
+            self.add(owner, pid);
         }
+    }
+
+    /// A process has said that this is a name of it. What is beyond the bounds is left out: peers find out by themselves that such a process has ended.
+    fn add(&mut self, owner: u32, pid: libc::pid_t) {
+        let known = self.all.iter_mut().find(|process| process.pid == pid && !process.is_gone());
+        let has_room = match known {
+            Some(process) if process.owners.contains(&owner) => true,
+            Some(process) => {
+                let has_room = process.owners.len() < MOST_NAMES;
+                process.owners.extend(has_room.then_some(owner));
+                has_room
+            }
+            None => {
+                let has_room = self.all.len() < MOST_PROCESSES;
+                let process = || Process { pid, owners: vec![owner], descriptor: open(pid) };
+                self.all.extend(has_room.then(process));
+                has_room
+            }
+        };
+        if !has_room && !std::mem::replace(&mut self.has_warned, true) {
+            log!(
+                Warn,
+                "process {pid} is not watched, or not under all its names: its connections do not end with it"
+            );
+        }
+    }
+
+    /// Forgets the processes that have ended. Returns their names in the record.
+    fn take_gone(&mut self) -> Vec<u32> {
+        let gone = self.all.extract_if(.., |process| process.is_gone());
+        gone.flat_map(|process| process.owners).collect()
     }
 }
 
@@ -158,7 +207,7 @@ fn open(pid: libc::pid_t) -> Option<OwnedFd> {
 /// The next announcement: the name of a process in the record, and its number. Never waits.
 fn receive(socket: &UnixDatagram) -> Option<(u32, libc::pid_t)> {
     let mut bytes = [0; 4];
-    let mut control = [0u64; 8];
+    let mut control = [0u64; SENDER_CONTROL / size_of::<u64>()];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all zero is a valid header; it names live locals of the lengths given. What is read of the control message is inside it,
     // as its header says.
@@ -187,6 +236,20 @@ fn receive(socket: &UnixDatagram) -> Option<(u32, libc::pid_t)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::RawFd;
+    use std::process::{Child, Command, Stdio};
+
+    fn child() -> (Child, libc::pid_t) {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as libc::pid_t;
+        (child, pid)
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     #[test]
     fn who_ends_is_noticed_whoever_started_it() {
@@ -195,13 +258,69 @@ mod tests {
         announce(&there, 77);
         assert_eq!(receive(&here), Some((77, std::process::id() as libc::pid_t)));
         assert_eq!(receive(&here), None);
-        let mut child =
-            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let pid = child.id() as libc::pid_t;
-        let process = Process { owner: 1, pid, descriptor: open(pid) };
+        let (child, pid) = child();
+        let process = Process { owners: vec![1], pid, descriptor: open(pid) };
         assert!(!process.is_gone());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(process.is_gone() && Process { owner: 1, pid, descriptor: None }.is_gone());
+        end(child);
+        assert!(process.is_gone() && Process { owners: vec![1], pid, descriptor: None }.is_gone());
+    }
+
+    /// One process announces itself without end: the parent keeps one descriptor for it, a few names, and the names of others.
+    #[test]
+    fn a_process_that_announces_without_end_is_one_process() {
+        let ((greedy, pid), (other, of_other)) = (child(), child());
+        let mut processes = Processes::default();
+        for owner in 1..=1000 {
+            processes.add(owner, pid);
+            processes.add(1, pid);
+        }
+        assert!(processes.has_warned);
+        processes.add(2000, of_other);
+        let names: Vec<_> = processes.all.iter().map(|process| process.owners.len()).collect();
+        assert_eq!(names, [MOST_NAMES, 1]);
+        end(greedy);
+        assert_eq!(processes.take_gone(), (1..=MOST_NAMES as u32).collect::<Vec<_>>());
+        end(other);
+        assert_eq!(processes.take_gone(), [2000]);
+        assert_eq!(processes.all.len(), 0);
+    }
+
+    /// The thread looks at the processes, and at its end, however many announcements come.
+    #[test]
+    fn announcements_keep_the_thread_from_nothing() {
+        let own = std::process::id() as libc::pid_t;
+        let mut announced = std::iter::repeat_n((1, own), 10 * MOST_ANNOUNCEMENTS_AT_ONCE);
+        Processes::default().add_all(&mut announced);
+        assert_eq!(announced.len(), 9 * MOST_ANNOUNCEMENTS_AT_ONCE);
+    }
+
+    /// A process passes a descriptor with its announcement: the parent does not keep it.
+    #[test]
+    fn a_descriptor_that_comes_along_is_closed() {
+        let (here, there) = UnixDatagram::pair().unwrap();
+        learn_senders(&here).unwrap();
+        // As before Linux 6.16, where such a message cannot be refused.
+        seqpacket::take_descriptors(here.as_raw_fd(), true);
+        let (mut end, passed) = std::io::pipe().unwrap();
+        let mut bytes = 77u32.to_ne_bytes();
+        let mut control = [0u64; 3];
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: all zero is a valid header; it names live locals, with room for one descriptor.
+        let sent = unsafe {
+            let mut head: libc::msghdr = zeroed();
+            (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
+            (head.msg_control, head.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+            let message = libc::CMSG_FIRSTHDR(&raw const head);
+            (*message).cmsg_level = libc::SOL_SOCKET;
+            (*message).cmsg_type = libc::SCM_RIGHTS;
+            (*message).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+            libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(passed.as_raw_fd());
+            libc::sendmsg(there.as_raw_fd(), &raw const head, 0)
+        };
+        assert_eq!(sent, 4);
+        drop(passed);
+        assert_eq!(receive(&here), Some((77, std::process::id() as libc::pid_t)));
+        // Nothing can come any more once nobody has the other end.
+        assert_eq!(end.read(&mut [0; 1]).unwrap(), 0);
     }
 }
