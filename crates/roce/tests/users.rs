@@ -156,12 +156,17 @@ fn next_line() -> String {
     line.trim().to_owned()
 }
 
-/// An abstract name of ours, as an address.
+/// An abstract name of the transport's, as an address.
 fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    address_of(&format!("roce/{name}"))
+}
+
+/// An abstract name of ours, as an address.
+fn address_of(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: all zero is a valid address.
     let mut raw: libc::sockaddr_un = unsafe { zeroed() };
     raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let name = format!("\0adverb/roce/{name}");
+    let name = format!("\0adverb/{name}");
     for (to, from) in raw.sun_path.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
@@ -186,7 +191,10 @@ fn listen(name: &str) -> Option<OwnedFd> {
 }
 
 fn connect(name: &str) -> Option<OwnedFd> {
-    let (raw, length) = address(name);
+    connect_to(address(name))
+}
+
+fn connect_to((raw, length): (libc::sockaddr_un, libc::socklen_t)) -> Option<OwnedFd> {
     let socket = socket();
     // SAFETY: a filled address of its length.
     (unsafe { libc::connect(socket.as_raw_fd(), (&raw const raw).cast(), length) } == 0).then_some(socket)
@@ -662,4 +670,71 @@ fn takes_names() {
         println!("\ntaken {}", socket.is_some());
         held.extend(socket);
     }
+}
+
+/// A process tells its objects to processes of its user in its user namespace, and to root's. Others get no answer.
+#[test]
+fn nobody_is_told_the_objects_of_another_user() {
+    const TEST: &str = "nobody_is_told_the_objects_of_another_user";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some("answers") => return answers(),
+        Some(_) => return asks_for_objects(),
+    }
+    // The only one of this network namespace.
+    let _process = somebody(DAEMON, TEST, "answers");
+    let told = |command: Command| Process::of(command).says("told");
+    let of_user = |user: u32, mut command: Command| {
+        command.uid(user).gid(user);
+        told(command)
+    };
+    assert_eq!(of_user(NOBODY, again(TEST, "asks")), "nothing", "another user");
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--user"]).arg(std::env::current_exe().unwrap());
+    elsewhere.args(["--exact", TEST, "--nocapture"]).env(ROLE, "asks");
+    elsewhere.stdin(Stdio::piped()).stdout(Stdio::piped());
+    assert_eq!(of_user(DAEMON, elsewhere), "nothing", "another user namespace");
+    // And so that silence means something:
+    assert_eq!(of_user(DAEMON, again(TEST, "asks")), "a queue pair", "the same user");
+    assert_eq!(told(again(TEST, "asks")), "a queue pair", "root");
+}
+
+/// Has a queue pair, and answers questions for it.
+fn answers() {
+    let side = Side::unconnected(&Home::new(&site()), Shape::default(), Service::Rc);
+    side.begin();
+    println!("\nready");
+    next_line();
+}
+
+/// Asks the process of this network namespace that answers questions for its objects. Everybody sees its name.
+fn asks_for_objects() {
+    println!("\nready");
+    let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();
+    let names = sockets.lines().filter_map(|line| line.split_once("@adverb/look/"));
+    let places: Vec<&str> = names.map(|(_, place)| place.trim()).collect();
+    let [place] = places[..] else { panic!("one process listens, and not {places:?}") };
+    let socket = connect_to(address_of(&format!("look/{place}"))).expect("somebody listens");
+    let mut text = Vec::new();
+    loop {
+        let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live structure.
+        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, TEST_TIMEOUT.as_millis() as i32) }, 1);
+        let mut buffer = [0u8; 1 << 13];
+        // SAFETY: a live buffer of this length.
+        let count = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+        if count <= 0 {
+            break;
+        }
+        text.extend_from_slice(&buffer[..count as usize]);
+    }
+    let text = String::from_utf8(text).unwrap();
+    let told = match text.lines().any(|line| line.starts_with("qp\t")) {
+        true => "a queue pair",
+        false if text.is_empty() => "nothing",
+        false => &text,
+    };
+    println!("\ntold {told}");
+    next_line();
 }
