@@ -34,8 +34,9 @@ static ALLOCATOR: Counting = Counting;
 
 const SOON: Duration = Duration::from_secs(20);
 const OPERATIONS: usize = 2000;
-/// Fewer allocations than this are of lists that grow, and not one for each operation.
-const FEW: u64 = OPERATIONS as u64 / 20;
+
+/// Fewer allocations than this are of messages that find a lock taken on a busy machine, and not one for each operation.
+const FEW: u64 = OPERATIONS as u64 / 100;
 
 struct End {
     queue: CompletionQueue,
@@ -96,7 +97,7 @@ fn no_allocation_per_operation(device: &Device) {
         }
     };
     for operation in ["send", "write", "read"] {
-        // Tables may grow now and then until they fit; after that no operation allocates. The list of channels that a lane polls, and the list of endpoints that wait for it, are longer now and then on a busy machine, and then they grow.
+        // Tables grow until they fit. On a busy machine, the list of channels that a lane polls grows later, and the list of endpoints that wait for it.
         let calls = (0..5).map(|_| {
             let before = CALLS.load(Ordering::SeqCst);
             run(OPERATIONS, operation);
@@ -133,7 +134,11 @@ fn little_memory_per_idle_connection(device: &Device) {
 
 #[test]
 fn cost() {
-    for device in Device::all().unwrap() {
+    // SAFETY: the only test of this process, and no other thread reads the environment yet.
+    unsafe { std::env::set_var("ADVERB_DEVICE", "roce0,iwarp0") };
+    let devices = Device::all().unwrap();
+    assert_eq!(devices.len(), 2);
+    for device in devices {
         no_allocation_per_operation(&device);
         little_memory_per_idle_connection(&device);
     }

@@ -574,8 +574,11 @@ impl adverb_core::transport::Endpoint for Endpoint {
     }
 
     fn follow_up(&self) {
-        let to_ring = std::mem::take(&mut *lock(&self.to_ring));
-        to_ring.iter().for_each(|channel| channel.ring());
+        // One at a time, without the lock: the list keeps its memory, and a post allocates none.
+        let next = || lock(&self.to_ring).pop();
+        while let Some(channel) = next() {
+            channel.ring();
+        }
     }
 
     fn send_off(&self) {
