@@ -7,6 +7,7 @@ mod peer;
 mod races;
 mod requester;
 mod responder;
+mod silent;
 mod startup;
 
 use adverb_core::memory::Access;
