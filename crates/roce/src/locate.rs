@@ -104,6 +104,11 @@ impl Questions {
         Some((transaction, self.by_transaction.get_mut(&transaction)?))
     }
 
+    /// A new question, if fewer than so many wait. Returns its transaction.
+    fn add_below(&mut self, most: usize, question: Question) -> Option<u64> {
+        (self.by_transaction.len() < most).then(|| self.add(question))
+    }
+
     /// A new question. Returns its transaction.
     fn add(&mut self, question: Question) -> u64 {
         let transaction = random::word();
@@ -298,11 +303,13 @@ impl Locator {
                     question.askers.push(asker);
                 }
                 None
-            } else if questions.by_transaction.len() < MOST {
-                Some(questions.add(Question::new(wanted, Arc::downgrade(lane), vec![asker])))
             } else {
-                // Bounded; who is not told now goes on by port 4791.
-                return Location::At(known.unwrap_or(Place::STANDARD_PORT));
+                let question = Question::new(wanted, Arc::downgrade(lane), vec![asker]);
+                let Some(transaction) = questions.add_below(MOST, question) else {
+                    // Bounded; who is not told now goes on by port 4791.
+                    return Location::At(known.unwrap_or(Place::STANDARD_PORT));
+                };
+                Some(transaction)
             }
         };
         if let Some(transaction) = transaction
@@ -433,10 +440,10 @@ impl Locator {
             question.hurries += u32::from(hurries);
             return hurries.then_some(CounterQuestion::Again(transaction));
         }
-        let lane = lane.filter(|_| !known && questions.by_transaction.len() < CROWDED)?;
+        let lane = lane.filter(|_| !known)?;
         let wanted = LocationQuery { local: from.local, peer: from.reply_to(), number: asker };
         let question = Question::new(wanted, lane, Vec::new());
-        Some(CounterQuestion::New(questions.add(question)))
+        questions.add_below(CROWDED, question).map(CounterQuestion::New)
     }
 
     /// An answer has come.
@@ -790,6 +797,28 @@ mod tests {
         check(Answers::missed_answer, true);
         check(Answers::has_answered, false);
         check(Answers::set_silent, true);
+    }
+
+    /// Others make this process ask, and it asks for its own queue pairs: both have a bound, and those of others leave room for the own ones.
+    #[test]
+    fn questions_have_a_bound() {
+        let locator = Locator::default();
+        let local = IpAddr::from([10, 0, 0, 1]);
+        // Each of a network of its own, so that none asks too often.
+        let peer = |host: usize| IpAddr::from([11 + (host >> 16) as u8, (host >> 8) as u8, host as u8, 1]);
+        let mut count = 0;
+        for host in 0..2 * CROWDED {
+            let from = MadSource::between((local, PORT).into(), peer(host), PORT);
+            count += usize::from(locator.returns(Some(Weak::new()), 1, from, Duration::ZERO).is_some());
+        }
+        assert_eq!(count, CROWDED);
+        let mut questions = lock(&locator.questions);
+        for host in 0..2 * MOST {
+            let wanted = LocationQuery { local, peer: (peer(host), PORT).into(), number: 2 };
+            count +=
+                usize::from(questions.add_below(MOST, Question::new(wanted, Weak::new(), vec![1])).is_some());
+        }
+        assert_eq!((count, questions.by_subject.len()), (MOST, MOST));
     }
 
     #[test]

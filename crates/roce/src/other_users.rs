@@ -53,7 +53,17 @@ impl OtherUsers {
     /// # Errors
     /// EUSERS if the user that watches most often would only lose one to get another, without end.
     fn enter(&self, connection: &Arc<Connection>, purpose: Purpose, now: Duration) -> Result<bool> {
-        let user = connection.user();
+        self.enter_as(connection.user(), connection, purpose, now)
+    }
+
+    /// As [`OtherUsers::enter`], for a connection of this user.
+    fn enter_as(
+        &self,
+        user: Option<libc::uid_t>,
+        connection: &Arc<Connection>,
+        purpose: Purpose,
+        now: Duration,
+    ) -> Result<bool> {
         let mut state = lock(&self.0);
         let State { all, is_watched } = &mut *state;
         let places: Vec<usize> = (0..all.len()).filter(|place| all[*place].purpose == purpose).collect();
@@ -200,5 +210,35 @@ mod tests {
         assert!(watching.iter().all(|[_, there]| !there.has_hung_up()));
         others.leave(&watching[0][0]);
         assert!(others.enter(&watching[MOST][0], Purpose::Watches, START).is_ok());
+    }
+
+    /// Places to watch are shared out by user, and no two users take a place from each other for ever.
+    #[test]
+    fn a_user_that_watches_with_fewer_takes_the_place_of_one_that_has_more() {
+        const FEW: usize = 8;
+        let others = OtherUsers::default();
+        let all = connections(MOST + FEW);
+        let enter = |user: u32, place: usize| {
+            others.enter_as(Some(user), &all[place][0], Purpose::Watches, START).is_ok()
+        };
+        assert!((0..MOST).all(|place| enter(1, place)));
+        assert!((MOST..MOST + FEW).all(|place| enter(2, place)));
+        let gone: Vec<usize> = (0..MOST + FEW).filter(|place| all[*place][1].has_hung_up()).collect();
+        assert_eq!(
+            gone,
+            (0..FEW).collect::<Vec<_>>(),
+            "the first user loses the places that it has had longest"
+        );
+        assert_eq!(others.count(), MOST);
+        // Once they have as many, neither gets one more, again and again.
+        let more = connections(MOST);
+        let entered = (0..MOST).filter(|place| {
+            let user = Some(1 + *place as u32 % 2);
+            others.enter_as(user, &more[*place][0], Purpose::Watches, START).is_ok()
+        });
+        assert!(entered.count() <= MOST / 2 - FEW);
+        let state = lock(&others.0);
+        let of_first = state.all.iter().filter(|it| it.user == Some(1)).count();
+        assert!(of_first.abs_diff(MOST - of_first) <= 1, "{of_first} of {MOST}");
     }
 }

@@ -546,7 +546,12 @@ struct Patience {
 
 /// At the end of a registration.
 fn long(neighbour: &Neighbour) -> Patience {
-    Patience { length: WITHDRAWAL_TIMEOUT / (1 << neighbour.delays().min(MOST_DELAYS)), is_last: true }
+    Patience { length: withdrawal_timeout(neighbour.delays()), is_last: true }
+}
+
+/// How long a process is waited for that has been waited for in vain so often.
+fn withdrawal_timeout(delays: u32) -> Duration {
+    WITHDRAWAL_TIMEOUT / (1 << delays.min(MOST_DELAYS))
 }
 
 /// Before pages are moved.
@@ -617,5 +622,17 @@ impl Publisher for SharedTable {
 
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(Kind::Key, number, short)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_never_ends_its_operations_costs_two_seconds_at_most() {
+        let waits: Vec<Duration> = (0..MOST_DELAYS).map(withdrawal_timeout).collect();
+        assert!(waits.is_sorted_by(|one, next| *next == *one / 2), "{waits:?}");
+        assert!(waits.iter().sum::<Duration>() < 2 * WITHDRAWAL_TIMEOUT);
     }
 }

@@ -225,3 +225,17 @@ impl Answering {
 }
 
 const _: () = assert!(LONGEST < 4096, "a message fits into any socket's buffer");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn importers_have_a_bound() {
+        let open = Arc::default();
+        let mut places: Vec<_> = std::iter::from_fn(|| ImporterPlace::new(&open)).take(2 * MOST).collect();
+        assert_eq!(places.len(), MOST);
+        places.pop();
+        assert!(ImporterPlace::new(&open).is_some(), "one that has gone makes room");
+    }
+}

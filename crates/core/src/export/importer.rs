@@ -100,7 +100,7 @@ impl Remote {
         };
         connection.send(&[&question.bytes()]).map_err(failed)?;
         let mut buffer = [0; LONGEST + 1];
-        let (message, descriptors) = wait(&connection, &mut buffer).map_err(failed)?;
+        let (message, descriptors) = wait(&connection, &mut buffer, ANSWER_TIMEOUT).map_err(failed)?;
         let answer =
             Answer::parse(message).ok_or_else(|| Error::invalid("an exporter's answer means nothing"))?;
         if answer.errno != 0 {
@@ -112,9 +112,13 @@ impl Remote {
     }
 }
 
-/// Waits for an answer.
-fn wait<'a>(connection: &Connection, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Descriptors)> {
-    let end = Instant::now() + ANSWER_TIMEOUT;
+/// Waits for an answer, for so long.
+fn wait<'a>(
+    connection: &Connection,
+    buffer: &'a mut [u8],
+    timeout: Duration,
+) -> io::Result<(&'a [u8], Descriptors)> {
+    let end = Instant::now() + timeout;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let mut poll = libc::pollfd { fd: connection.fd(), events: libc::POLLIN, revents: 0 };
@@ -187,5 +191,23 @@ impl Source for Watch {
         }
         drop(token);
         self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exporter_that_does_not_answer_is_given_up() {
+        let [here, there] = Connection::pair().unwrap();
+        let mut buffer = [0; 8];
+        let mut asked =
+            || wait(&here, &mut buffer, Duration::from_millis(1)).map(|(answer, _)| answer.to_vec());
+        assert_eq!(asked().unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+        there.send(&[b"answer"]).unwrap();
+        assert_eq!(asked().unwrap(), b"answer");
+        drop(there);
+        assert_eq!(asked().unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
     }
 }
