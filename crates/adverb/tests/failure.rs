@@ -5,6 +5,7 @@ use adverb_core::cm::{EventChannel, EventKind, Identifier, PortSpace};
 use adverb_core::containment::{Barrier, insist};
 use adverb_core::engine;
 use adverb_core::event::AsyncEventKind;
+use adverb_core::failure::FailureListener;
 use adverb_core::reactor::{READABLE, Readiness, Source};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -132,6 +133,33 @@ fn a_panic_of_the_background_thread_is_an_error_for_all_and_a_hang_for_nobody() 
     // What there is can be given back, for which the background thread is needed.
     drop(ends);
     drop(contexts);
+}
+
+/// Something that cannot be put into error.
+struct Stubborn;
+
+impl FailureListener for Stubborn {
+    fn engine_failed(&self) {
+        panic!("a second mistake that the test makes");
+    }
+}
+
+/// Where waits would not end with an error, the process does not go on.
+#[test]
+fn a_process_that_cannot_be_told_of_a_failure_ends() {
+    let Some(output) = in_child("a_process_that_cannot_be_told_of_a_failure_ends") else {
+        let engine = engine::engine().unwrap();
+        let stubborn: Arc<dyn FailureListener> = Arc::new(Stubborn);
+        engine.failure.concerns(Arc::downgrade(&stubborn)).unwrap();
+        let (_closed, readable) = std::io::pipe().map(|(reader, writer)| (drop(writer), reader)).unwrap();
+        engine.reactor.add(readable.as_raw_fd(), READABLE, Arc::new(Mistake)).unwrap();
+        // The process ends, or the test fails.
+        std::thread::sleep(3 * SOON);
+        std::process::exit(0);
+    };
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the engine cannot be stopped, so the process ends"), "{said}");
 }
 
 /// A function as C calls it, which pthread_cancel may leave.

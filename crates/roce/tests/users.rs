@@ -17,7 +17,7 @@ use adverb_wire::ib::opcode::{Operation, Service as WireService};
 use packets::{Peer, ROCE, opcode, packet, question};
 use std::io::{BufRead, BufReader, Write};
 use std::mem::{offset_of, size_of, size_of_val, zeroed};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -498,9 +498,13 @@ fn who_drops_privileges_is_not_trusted_any_more() {
     let site = site();
     let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
     side.begin();
+    believes_until_the_user_changes(&side, &mut Process::of(again(TEST, "hands over")));
+}
+
+/// A packet that the process hands over is taken in as long as the process is of our user.
+fn believes_until_the_user_changes(side: &Side, other: &mut Process) {
     let counters = side.context.device().counters();
     let seen = || (counters.dropped.get(), counters.unknown.get());
-    let mut other = Process::of(again(TEST, "hands over"));
     let before = seen();
     let wait = |expected: (u64, u64)| {
         let deadline = Instant::now() + TEST_TIMEOUT;
@@ -518,11 +522,45 @@ fn who_drops_privileges_is_not_trusted_any_more() {
     wait((before.0 + 1, before.1 + 1));
 }
 
+/// The holder of UDP port 4791 hands packets over by the connections of those that watch it: what it hands over as another user does not count.
+#[test]
+fn a_holder_of_the_port_that_drops_privileges_is_not_trusted_any_more() {
+    const TEST: &str = "a_holder_of_the_port_that_drops_privileges_is_not_trusted_any_more";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some(_) => return holds_the_port(),
+    }
+    let mut holder = Process::of(again(TEST, "holds"));
+    let side = Side::unconnected(&Home::new(&site()), Shape::default(), Service::Rc);
+    side.begin();
+    believes_until_the_user_changes(&side, &mut holder);
+}
+
+/// Holds UDP port 4791 until somebody watches it, and hands packets over to that process.
+fn holds_the_port() {
+    let any = [(Ipv6Addr::UNSPECIFIED, ROCE).into(), (Ipv4Addr::UNSPECIFIED, ROCE).into()];
+    let _port = UdpSocket::bind::<&[SocketAddr]>(&any).unwrap();
+    let listener = listen("gate").expect("a free name");
+    println!("\nready");
+    let number = next_line().parse().unwrap();
+    // SAFETY: our descriptor, and a new one.
+    let watcher = unsafe {
+        let nobody = std::ptr::null_mut();
+        OwnedFd::from_raw_fd(libc::accept(listener.as_raw_fd(), nobody, nobody.cast()))
+    };
+    hand_over_twice(&watcher, number);
+}
+
 /// Hands a packet over as it is, and again as nobody.
 fn hands_over_twice() {
     println!("\nready");
     let number: u32 = next_line().parse().unwrap();
     let socket = connect(&format!("block/{:03x}", number >> 12)).expect("somebody listens");
+    hand_over_twice(&socket, number);
+}
+
+fn hand_over_twice(socket: &OwnedFd, number: u32) {
     // A packet for the receiver: who sent it does not matter here.
     let mut message = vec![0u8; 44];
     message[0] = 1;
