@@ -1,10 +1,14 @@
 //! Other users' processes stay with TCP. In a network namespace of its own.
 
+use super::agent::all;
 use super::other::{AGENT, OPEN, Other, Pair, Tier};
 use adverb_core::conformance::fixture::signalled;
 use adverb_core::request::{Opcode, SendRequest, Status};
+use adverb_core::seqpacket::{Listener, name};
+use std::io::{BufRead, BufReader, Write};
+use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Says to a process that it is in the namespace.
 const ROLE: &str = "ADVERB_TEST_ROLE";
@@ -30,7 +34,10 @@ fn in_a_namespace(test: &str) {
 
 /// Channels of this process and operations without TCP, after enough Writes.
 fn writes(other: Other, tier: Tier) -> (u64, bool) {
-    let mut pair = Pair::with(other, tier, OPEN.bits().into());
+    writes_by(Pair::with(other, tier, OPEN.bits().into()))
+}
+
+fn writes_by(mut pair: Pair) -> (u64, bool) {
     let remote = pair.region(5 << 12, OPEN);
     let before = pair.direct();
     for _ in 0..200 {
@@ -58,4 +65,55 @@ fn nothing_is_shared_with_others() {
     assert_eq!(writes(Other::of(elsewhere), Tier::Off), (0, false), "another user namespace");
     // And so that this means something:
     assert_eq!(writes(Other::start(&[]), Tier::Mapped), (1, true), "the same user");
+}
+
+/// The ports that the namespace of a test has for connections.
+const PORTS: RangeInclusive<u16> = 40_000..=40_019;
+
+/// Another user takes the names of an address and of all its connections: they go by TCP. The name of the address alone keeps nobody apart.
+#[test]
+fn a_user_that_takes_all_names_leaves_connections_to_tcp() {
+    const TEST: &str = "users::a_user_that_takes_all_names_leaves_connections_to_tcp";
+    if std::env::var_os(AGENT).is_some() {
+        return;
+    }
+    match std::env::var(ROLE).as_deref() {
+        Err(_) => return in_a_namespace(TEST),
+        Ok("takes") => return takes_names(),
+        Ok(_) => {}
+    }
+    let range = format!("{} {}", PORTS.start(), PORTS.end());
+    std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).unwrap();
+    let is_direct = |takes_all: bool| {
+        let mut other = Other::start(&[]);
+        let port = other.ask("accept", &[all()])[0] as u16;
+        let mut greedy = Command::new("/proc/self/exe");
+        greedy.args(["--exact", TEST, "--nocapture"]).env(ROLE, "takes").uid(NOBODY).gid(NOBODY);
+        let mut greedy = greedy.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        writeln!(greedy.stdin.as_mut().unwrap(), "{port} {takes_all}").unwrap();
+        let mut lines = BufReader::new(greedy.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line == "taken"));
+        let result = writes_by(Pair::at(other, port, Tier::Mapped)).1;
+        greedy.kill().unwrap();
+        greedy.wait().unwrap();
+        result
+    };
+    assert!(!is_direct(true), "the connection goes by TCP");
+    assert!(is_direct(false), "the process is found by the name of the connection");
+}
+
+/// Takes the name of an address, and perhaps those of all connections to it.
+fn takes_names() {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let (port, takes_all) = line.trim().split_once(' ').unwrap();
+    let mut names = vec![format!("iwarp/127.0.0.1/{port}")];
+    if takes_all == "true" {
+        names.extend(PORTS.map(|peer| format!("iwarp/127.0.0.1/{port}/127.0.0.1/{peer}")));
+    }
+    let _held: Vec<_> =
+        names.iter().map(|taken| Listener::bind(&name(taken)).expect("a free name")).collect();
+    println!("\ntaken");
+    // Until it is killed.
+    let _ = std::io::stdin().read_line(&mut line);
 }
