@@ -789,6 +789,21 @@ mod tests {
         assert_eq!(open(key, 0x1000, 64, rights, 7), Err(AccessError::Key));
     }
 
+    // RFC5042-6.4.1-1
+    #[test]
+    fn keys_have_a_bound() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        // As if all but two had been given out.
+        keys.free.lock().unwrap().used = MAX_KEYS as u32 - 2;
+        let mut insert = || keys.insert(entry(&mut memory, Access::empty())).map_err(|error| error.errno());
+        let [first, _] = [insert().unwrap(), insert().unwrap()];
+        assert_eq!(insert(), Err(libc::ENOMEM));
+        keys.remove(first);
+        insert().unwrap();
+        assert_eq!(insert(), Err(libc::ENOMEM));
+    }
+
     // RFC5042-6.1.1-1
     #[test]
     fn a_key_comes_again_late() {
