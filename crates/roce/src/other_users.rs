@@ -56,7 +56,7 @@ impl OtherUsers {
         self.enter_as(connection.user(), connection, purpose, now)
     }
 
-    /// As [`OtherUsers::enter`], for a connection of this user.
+    /// Lets in a connection of this user, as [`OtherUsers::enter`] does.
     fn enter_as(
         &self,
         user: Option<libc::uid_t>,

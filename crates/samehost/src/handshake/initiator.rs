@@ -32,14 +32,14 @@ pub(super) struct Initiator<S: Side> {
 }
 
 /// What both processes share, and the two doorbells: of this process, and of the other.
-type Shared = (Segment, Bell, Bell);
+type SharedParts = (Segment, Bell, Bell);
 
 /// How far an offer of this process is.
 enum Stage {
     /// The other process has not answered.
-    Offered(Shared),
+    Offered(SharedParts),
     /// The other process has accepted, and a thread looks at its probe.
-    Looking(Shared),
+    Looking(SharedParts),
     /// The offer is decided, or the other process's own comes first.
     Over,
 }

@@ -142,7 +142,7 @@ struct OpenOffer {
 enum OfferStage {
     /// A thread looks at the other's probe.
     Looking,
-    /// It is accepted. `found`: what we have read in the probe.
+    /// This process has accepted. `found`: what we have read in the probe.
     Accepted { found: Option<u64> },
 }
 
