@@ -2,13 +2,14 @@
 
 use super::agent::all;
 use super::other::{AGENT, OPEN, Other, Pair, Tier};
-use adverb_core::conformance::fixture::signalled;
+use adverb_core::conformance::fixture::{TEST_TIMEOUT, signalled};
 use adverb_core::request::{Opcode, SendRequest, Status};
-use adverb_core::seqpacket::{Listener, name};
+use adverb_core::seqpacket::{Connection, Listener, name};
 use std::io::{BufRead, BufReader, Write};
 use std::ops::RangeInclusive;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 /// Says to a process that it is in the namespace.
 const ROLE: &str = "ADVERB_TEST_ROLE";
@@ -116,4 +117,57 @@ fn takes_names() {
     println!("\ntaken");
     // Until it is killed.
     let _ = std::io::stdin().read_line(&mut line);
+}
+
+/// A process of another user asks for the other end of a connection, and gets no answer.
+#[test]
+fn another_user_is_not_told_of_connections() {
+    const TEST: &str = "users::another_user_is_not_told_of_connections";
+    if std::env::var_os(AGENT).is_some() {
+        return;
+    }
+    match std::env::var(ROLE).as_deref() {
+        Err(_) => return in_a_namespace(TEST),
+        Ok("asks") => return asks(),
+        Ok(_) => {}
+    }
+    let mut other = Other::start(&[]);
+    let port = other.ask("accept", &[all()])[0];
+    // The door is open as long as there is a connection.
+    let mut pair = Pair::at(other, port as u16, Tier::Mapped);
+    let remote = pair.region(5 << 12, OPEN);
+    pair.reach(Opcode::Write, remote.middle());
+    let answer = |user: u32| {
+        let mut asks = Command::new("/proc/self/exe");
+        asks.args(["--exact", TEST, "--nocapture"]).env(ROLE, "asks").env(PORT, port.to_string());
+        let output = asks.uid(user).gid(user).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.lines().find_map(|line| line.strip_prefix("answer ").map(str::to_owned)).expect(&said)
+    };
+    assert_eq!(answer(NOBODY), "none");
+    // And so that this means something:
+    assert_eq!(answer(0), "[2, 0]", "the same user is told that such a connection is not there");
+}
+
+/// Says to a process by which port the other accepts.
+const PORT: &str = "ADVERB_TEST_PORT";
+
+/// Asks the process that accepts by a port for a connection that is not there.
+fn asks() {
+    let port = std::env::var(PORT).unwrap();
+    let door = Connection::open(&name(&format!("iwarp/127.0.0.1/{port}"))).expect("a door");
+    // The door may be closed already.
+    let _ = door.send(&[&[1; 48]]);
+    let mut buffer = [7; 64];
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    let answer = loop {
+        match door.receive(&mut buffer) {
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+            Ok(answer) if !answer.is_empty() => break format!("{:?}", &answer[..2]),
+            _ => break "none".to_owned(),
+        }
+        assert!(Instant::now() < deadline, "neither an answer nor an end");
+        std::thread::yield_now();
+    };
+    println!("\nanswer {answer}");
 }
