@@ -336,12 +336,13 @@ pub(crate) mod tests {
     /// A second device, for what depends on there being several. All tests of the crate share one engine.
     const SECOND: TransportFactory = TransportFactory { device: "null1", ..super::FACTORY };
 
+    /// To be called by each test that needs the engine: only the first call counts, whichever test makes it.
+    pub(crate) fn install() {
+        crate::engine::install(&[super::FACTORY, SECOND, super::IB_FACTORY]);
+    }
+
     pub(crate) fn site() -> Site {
-        Site::new(
-            || crate::engine::install(&[super::FACTORY, SECOND, super::IB_FACTORY]),
-            "null0",
-            "127.0.0.1",
-        )
+        Site::new(install, "null0", "127.0.0.1")
     }
 
     crate::conformance_tests!(site());

@@ -346,7 +346,7 @@ mod tests {
 
     /// This process, as another one sees it.
     pub(super) fn own() -> Process {
-        crate::engine::install(&[crate::null::FACTORY]);
+        crate::null::tests::install();
         assert!(crate::engine::engine().is_ok());
         crate::memory::install_fault_handler();
         let mark = crate::random::word();

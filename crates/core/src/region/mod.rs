@@ -634,7 +634,7 @@ mod tests {
     // PRACTICE-CALL-5
     #[test]
     fn memory_is_registered_for_what_it_is_mapped_for() {
-        crate::engine::install(&[crate::null::FACTORY]);
+        crate::null::tests::install();
         let context = Device::all().unwrap()[0].open().unwrap();
         let domain = ProtectionDomain::new(&context).unwrap();
         let area = area(1);
@@ -667,7 +667,7 @@ mod tests {
     // PRACTICE-CALL-5
     #[test]
     fn pages_are_looked_at_again_when_a_region_gets_others_or_is_to_write_them() {
-        crate::engine::install(&[crate::null::FACTORY]);
+        crate::null::tests::install();
         let context = Device::all().unwrap()[0].open().unwrap();
         let [domain, other] = [(); 2].map(|()| ProtectionDomain::new(&context).unwrap());
         let area = area(2);
@@ -703,7 +703,7 @@ mod tests {
 
     #[test]
     fn what_a_descriptor_maps_to_be_read_may_have_windows_for_reads() {
-        crate::engine::install(&[crate::null::FACTORY]);
+        crate::null::tests::install();
         let domain = ProtectionDomain::new(&Device::all().unwrap()[0].open().unwrap()).unwrap();
         // SAFETY: a C string; the descriptor is this test's.
         let file = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), 0)) };
@@ -718,7 +718,7 @@ mod tests {
     // RFC5042-6.4.1-1, RFC5040-8.1.2-1
     #[test]
     fn limits_are_limits() {
-        crate::engine::install(&[crate::null::FACTORY]);
+        crate::null::tests::install();
         // A device of its own, so that no other test is in the way.
         let device = &Device::all().unwrap()[0];
         let counters = device.counters();
