@@ -13,6 +13,8 @@ mod page;
 use crate::inspect::plain;
 pub(crate) use lines::CounterLine;
 pub(crate) use page::Page;
+#[cfg(any(test, fuzzing))]
+pub(crate) use page::try_bytes;
 use page::{MEMFD, bytes_of, parse};
 
 macro_rules! counters {

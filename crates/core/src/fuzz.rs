@@ -11,6 +11,16 @@ pub fn export(bytes: &[u8]) {
     crate::export::try_bytes(bytes);
 }
 
+/// What a process says of its objects when it is asked.
+pub fn objects(bytes: &[u8]) {
+    crate::inspect::try_bytes(bytes);
+}
+
+/// The page of counters of another process.
+pub fn counter_page(bytes: &[u8]) {
+    crate::counters::try_bytes(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,6 +47,22 @@ mod tests {
             export(&bytes);
             bytes.truncate(24);
             export(&bytes);
+        }
+    }
+
+    /// Bytes that are often those of which lines are made, since others are seldom a line.
+    #[test]
+    fn garbage_about_objects_and_counters_does_no_harm() {
+        const PARTS: [&[u8]; 8] =
+            [b"qp", b"\t", b"=", b"number=", b"7", b"\ndevice\tdevice=", b"\x1b[2J", b"\nend\nregions\n"];
+        for _ in 0..2_000 {
+            let mut bytes: Vec<u8> = (0..random::word() % 12).map(|_| random::word() as u8).collect();
+            counter_page(&bytes);
+            for _ in 0..random::word() % 40 {
+                bytes.extend_from_slice(PARTS[random::word() as usize % PARTS.len()]);
+            }
+            objects(&bytes);
+            counter_page(&bytes);
         }
     }
 }

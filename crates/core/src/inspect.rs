@@ -187,22 +187,22 @@ pub(crate) fn plain(text: &str) -> String {
 pub struct Object {
     /// The kind of the object.
     pub kind: Kind,
-    fields: Vec<(String, String)>,
+    /// The fields, as the line has them: an object takes no more memory than its line, however many fields that has.
+    fields: String,
 }
 
 impl Object {
     /// Reads a line. None for what this version does not know.
     fn parse(line: &str) -> Option<Self> {
-        let mut parts = line.split('\t');
-        let word = parts.next()?;
+        let (word, fields) = line.split_once('\t').unwrap_or((line, ""));
         let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
-        let field = |part: &str| part.split_once('=').map(|(key, value)| (key.to_owned(), plain(value)));
-        Some(Self { kind, fields: parts.filter_map(field).collect() })
+        let fields: Vec<_> = fields.split('\t').map(plain).collect();
+        Some(Self { kind, fields: fields.join("\t") })
     }
 
     /// The value of a field.
     pub fn text(&self, key: &str) -> Option<&str> {
-        self.fields.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+        self.fields.split('\t').find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
     }
 
     /// The value of a field that is a number. `None` if the object has no such field, or its value is no number.
@@ -220,6 +220,42 @@ pub struct Objects {
     pub is_whole: bool,
     /// The list is complete but for regions.
     pub has_all_but_regions: bool,
+}
+
+impl Objects {
+    /// Takes in a message of an answer, whatever it says.
+    fn take(&mut self, message: &[u8]) {
+        for line in String::from_utf8_lossy(message).lines() {
+            self.is_whole |= line == END;
+            self.has_all_but_regions |= line == BUT_REGIONS;
+            self.all.extend(Object::parse(line));
+        }
+    }
+}
+
+/// Any bytes of another process are objects, as many as there are lines, of plain text that is not much longer than what has come.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    let mut objects = Objects::default();
+    // Each message ends where the socket says, amid a line or a character, too.
+    bytes.chunks(97).for_each(|message| objects.take(message));
+    let text = |object: &Object| object.fields.len();
+    // A byte that is no text, or a control character, becomes three.
+    assert!(objects.all.iter().map(text).sum::<usize>() <= 3 * bytes.len());
+    assert!(objects.all.len() <= bytes.len() / 2);
+    for object in &objects.all {
+        assert!(!object.fields.contains(|c: char| c.is_control() && c != '\t'), "{object:?}");
+        for key in ["number", "device", "error", ""] {
+            let found = object.text(key);
+            assert!(found.is_none_or(|value| object.fields.contains(&format!("{key}={value}"))));
+            assert!(
+                object.number(key).is_none_or(|number| found.is_some_and(|text| text.parse() == Ok(number)))
+            );
+        }
+        // A line that is made of it is read as the same object.
+        let line = format!("{}\t{}", object.kind.word(), object.fields);
+        assert_eq!(Object::parse(&line).as_ref(), Some(object));
+    }
 }
 
 /// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are stopped. The answers are in the
@@ -281,11 +317,7 @@ impl Inquiry {
                     if *length > ANSWER {
                         break Err(io::ErrorKind::FileTooLarge.into());
                     }
-                    for line in String::from_utf8_lossy(message).lines() {
-                        objects.is_whole |= line == END;
-                        objects.has_all_but_regions |= line == BUT_REGIONS;
-                        objects.all.extend(Object::parse(line));
-                    }
+                    objects.take(message);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => break Err(error),

@@ -94,7 +94,8 @@ fn statistics(device: &DeviceQuery<'_>) -> Option<Description> {
 fn summary(device: &DeviceQuery<'_>, processes: &[Process]) -> Description {
     let count = |kind| json!(processes.iter().map(|process| process.of(kind, device).count()).sum::<usize>());
     let contexts = processes.iter().flat_map(|process| process.of(Kind::Device, device));
-    let contexts: u64 = contexts.filter_map(|device| device.number("contexts")).sum();
+    // The processes themselves say how many.
+    let contexts = contexts.filter_map(|device| device.number("contexts")).fold(0, u64::saturating_add);
     vec![
         ("ifindex", json!(device.index)),
         ("ifname", json!(device.name)),

@@ -33,12 +33,12 @@ impl Sample {
         process.devices.iter().find(|(name, _)| name == device).map(|(_, counters)| counters)
     }
 
-    fn pair(&self, process: u32, device: &str, number: u64) -> Option<&Object> {
-        self.objects.get(&process)?.all.iter().find(|object| {
-            object.kind == Kind::QueuePair
-                && object.number("number") == Some(number)
-                && object.text("device") == Some(device)
-        })
+    /// The objects of a kind by process, device and number: processes have many, and a hostile one as many as an answer has room for.
+    fn by_number(&self, kind: Kind) -> HashMap<(u32, &str, u64), &Object> {
+        let all = self.objects.iter().flat_map(|(id, objects)| objects.all.iter().map(move |one| (*id, one)));
+        all.filter(|(_, object)| object.kind == kind)
+            .filter_map(|(id, object)| Some(((id, object.text("device")?, object.number("number")?), object)))
+            .collect()
     }
 }
 
@@ -109,7 +109,8 @@ pub(super) struct Use {
 impl Use {
     /// All that had to be tried again.
     pub(super) fn retried(&self) -> u64 {
-        self.retries.iter().map(|retries| retries.total).sum()
+        // The processes themselves say how often.
+        self.retries.iter().fold(0, |sum, retries| sum.saturating_add(retries.total))
     }
 }
 
@@ -120,20 +121,19 @@ pub(super) fn uses(before: &Sample, now: &Sample) -> Vec<Use> {
         let more = before.map_or(0, |before| total.saturating_sub(before)) as f64;
         GrowingCount { total, rate: if seconds > 0.0 { more / seconds } else { 0.0 } }
     };
+    let (queues, earlier_pairs) = (now.by_number(Kind::CompletionQueue), before.by_number(Kind::QueuePair));
     let each = |process: &counters::Process, device: &str, counters: &Counters| {
         let earlier = before.counters(process.id, device);
         let since = |of: fn(&Counters) -> u64| grown(of(counters), earlier.map(of));
         let objects = now.objects.get(&process.id);
         let queue = |number: Option<u64>| {
-            let found = objects.into_iter().flat_map(|objects| &objects.all).find(|object| {
-                object.kind == Kind::CompletionQueue && number.is_some() && object.number("number") == number
-            });
+            let found = number.and_then(|number| queues.get(&(process.id, device, number)));
             let number = |key| found.and_then(|queue| queue.number(key)).unwrap_or_default();
             Fill { waiting: number("waiting"), room: number("room") }
         };
         let pair = |object: &Object| {
             let number = object.number("number").unwrap_or_default();
-            let earlier = before.pair(process.id, device, number);
+            let earlier = earlier_pairs.get(&(process.id, device, number));
             let value = |key| object.number(key).unwrap_or_default();
             let since = |key| grown(value(key), earlier.and_then(|earlier| earlier.number(key)));
             let left = |more, less| value(more).saturating_sub(value(less));

@@ -2,6 +2,7 @@
 
 use super::Page;
 use crate::fork::ForkGeneration;
+use crate::inspect::plain;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The number of lines that there are.
@@ -87,16 +88,22 @@ fn write(cells: &[AtomicU8; TEXT], text: &str) {
     first.store(text.bytes().next().unwrap_or(0), Ordering::Release);
 }
 
-/// What the bytes of a [`Lines`] say, in the order of the lines, and how much more there was to say.
+/// What the bytes of a [`Lines`] say, in the order of the lines and as plain text, and how much more there was to say.
 pub(super) fn parse(bytes: &[u8]) -> (Vec<String>, u64) {
     const MORE: usize = std::mem::offset_of!(Lines, more);
     const START: usize = std::mem::offset_of!(Lines, text);
     let said = bytes.get(START..).unwrap_or_default().chunks_exact(TEXT).take(LINES).filter_map(|line| {
         let length = line.iter().position(|byte| *byte == 0).unwrap_or(TEXT);
-        (length > 0).then(|| String::from_utf8_lossy(&line[..length]).into_owned())
+        (length > 0).then(|| plain(&String::from_utf8_lossy(&line[..length])))
     });
     let more = bytes.get(MORE..MORE + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes);
     (said.collect(), more)
+}
+
+/// There are no more lines than there is room for, and each is as `is_plain` says of a text of at most so many bytes.
+#[cfg(any(test, fuzzing))]
+pub(super) fn check(said: &[String], is_plain: impl Fn(&str, usize) -> bool) {
+    assert!(said.len() <= LINES && said.iter().all(|line| is_plain(line, TEXT)), "{said:?}");
 }
 
 #[cfg(test)]

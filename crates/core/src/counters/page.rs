@@ -7,6 +7,7 @@
 use super::lines::{self, Lines};
 use super::{Counters, files};
 use crate::descriptor::set_length;
+use crate::inspect::plain;
 use crate::setting;
 use std::ffi::{CStr, CString, c_void};
 use std::io::Read;
@@ -285,14 +286,14 @@ pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec
     Ok(bytes)
 }
 
-/// The devices with these names and sets. None if there are too few sets.
+/// The devices with these names and sets, each name once and as plain text: the page may be of a hostile process. None if there are too few sets.
 fn counted(names: &[u8], sets: &[u8]) -> Option<Vec<DeviceCounters>> {
     let mut words = sets.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-    let mut devices = Vec::new();
+    let mut devices: Vec<DeviceCounters> = Vec::new();
     for name in names.chunks_exact(NAME) {
         let (own, before) = (Counters::copied(&mut words)?, Counters::copied(&mut words)?);
-        let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
-        if !name.is_empty() {
+        let name = plain(String::from_utf8_lossy(name).trim_end_matches('\0'));
+        if !name.is_empty() && devices.iter().all(|known| known.name != name) {
             devices.push(DeviceCounters { name, own, before });
         }
     }
@@ -312,6 +313,46 @@ pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
         devices,
         lines: lines::parse(&bytes[LINES..SETS]),
     })
+}
+
+/// Any bytes at any places of a page, from the second byte on: parts of three bytes of place and length, and as many bytes as they say. Devices have names of their own, and all is plain
+/// text of a bounded length. A page that another process can read from a file says the same. The first byte is odd where the page is cut.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    let Some((&how, mut rest)) = bytes.split_first() else { return };
+    let mut page = vec![0; size_of::<Page>()];
+    page[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    // Where the head, the names, the lines and the counters lie.
+    let parts = [0..NAMES, NAMES..LINES, LINES..SETS, SETS..page.len()];
+    while let [part, place, length, behind @ ..] = rest {
+        let (said, left) = behind.split_at(usize::from(*length).min(behind.len()));
+        let part = &mut page[parts[usize::from(*part) % parts.len()].clone()];
+        let at = usize::from(*place) * part.len() / 256;
+        part[at..].iter_mut().zip(said).for_each(|(byte, new)| *byte = *new);
+        rest = left;
+    }
+    if how & 1 != 0 {
+        page.truncate(page.len() * usize::from(how) / 256);
+    }
+    let Some(found) = parse(&page) else { return };
+    let is_plain = |text: &str, most: usize| {
+        // A byte that is no text, or a control character, becomes three.
+        !text.is_empty() && text.len() <= 3 * most && !text.contains(char::is_control)
+    };
+    assert!(found.place != Some(0) && found.devices.len() <= DEVICES);
+    for (number, device) in found.devices.iter().enumerate() {
+        assert!(is_plain(&device.name, NAME), "{:?}", device.name);
+        assert!(found.devices[..number].iter().all(|before| before.name != device.name));
+        // Sums wrap.
+        let sum = Counters::private();
+        for counters in [&device.own, &device.before] {
+            sum.add_all(counters);
+        }
+        for file in files::moving() {
+            assert!(files::value(file, &sum).is_some());
+        }
+    }
+    lines::check(&found.lines.0, is_plain);
 }
 
 #[cfg(test)]
@@ -343,6 +384,21 @@ mod tests {
         assert!(parse(&bytes).is_some_and(|page| page.devices.is_empty()));
         assert!(parse(&bytes[..bytes.len() - 1]).is_none(), "short");
         assert!(parse(&[]).is_none());
+    }
+
+    #[test]
+    fn texts_of_others_move_no_cursor_and_name_each_device_once() {
+        let mut bytes = vec![0; size_of::<Page>()];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        for (place, name) in [(0, &b"\x1b[2J"[..]), (1, b"a0"), (3, b"a0"), (4, b"a\0b")] {
+            bytes[NAMES + place * NAME..][..name.len()].copy_from_slice(name);
+        }
+        let line = LINES + size_of::<Lines>() - 256;
+        bytes[line..line + 4].copy_from_slice(b"\x1b[2J");
+        let page = parse(&bytes).expect("a page");
+        let names: Vec<_> = page.devices.iter().map(|device| device.name.as_str()).collect();
+        assert_eq!(names, ["\u{fffd}[2J", "a0", "a\u{fffd}b"]);
+        assert_eq!(page.lines.0, ["\u{fffd}[2J"]);
     }
 
     #[test]
