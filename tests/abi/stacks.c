@@ -1,18 +1,31 @@
 /* How much of its stack a thread needs for each call, from opening a device to closing it: not more than the smallest stack that there is.
- * Each step is made by a thread of its own, on a stack that says afterwards how far down somebody has written, and some is to be spare for a signal. With "walk" as the second argument
- * the stacks really are that small. First two ends of one process are connected by rdma_cm; then those of two processes by attributes, which use datagrams, too.
+ * Each step is made by a thread of its own, on a stack that says afterwards how far down somebody has written, and some is to be spare for a signal. With "walk" as the third argument
+ * the stacks really are that small.
  *
- * stacks ADDRESS [walk]. Prints how deep the deepest was, with what libc itself puts on a thread's stack; and with STACKS_SAY in its environment each step. */
+ * stacks ADDRESS verbs|rsockets|sockets [walk]
+ *
+ * verbs: two processes whose queue pairs attributes connect, of every service, where attributes can; then two ends of one process by rdma_cm.
+ * rsockets: two processes by librdmacm's functions. sockets: the same by the C library's, in front of which librspreload.so is to stand.
+ *
+ * Prints how deep the deepest was, with what libc itself puts on a thread's stack; and with STACKS_SAY in its environment each step. */
+
+#define _GNU_SOURCE
 
 #include "check.h"
 #include "pair.h"
+#include <fcntl.h>
 #include <limits.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <rdma/rsocket.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/select.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <signal.h>
 #include <unistd.h>
@@ -268,11 +281,14 @@ static void transfer(void)
 }
 
 /* What two processes tell each other. */
-struct card { uint32_t number, datagrams, rkey; uint64_t address; };
+struct card { uint32_t connected, unreliable, initiator, target, shared, datagrams, rkey; uint64_t address; };
 static struct card here, there;
 static int to_peer, from_peer;
 static struct ibv_context *context;
-static struct ibv_qp *connected, *datagrams;
+/* Of each service. A reliable connection that shares its receives has two ends that differ, of which each process has both. */
+static struct ibv_qp *connected, *unreliable, *initiator, *target, *datagrams;
+static struct ibv_xrcd *xrc_domain;
+static struct ibv_srq *xrc_receives;
 static struct ibv_ah *handle;
 
 static void say(void) { CHECK(write(to_peer, &here, sizeof(here)) == sizeof(here)); }
@@ -292,8 +308,29 @@ static void make_apart(void)
 	CHECK((pd[0] = ibv_alloc_pd(context)) && (cq[0] = ibv_create_cq(context, 64, NULL, NULL, 0)));
 	attr.send_cq = attr.recv_cq = cq[0];
 	CHECK((connected = ibv_create_qp(pd[0], &attr)));
+	attr.qp_type = IBV_QPT_UC;
+	CHECK((unreliable = ibv_create_qp(pd[0], &attr)));
 	attr.qp_type = IBV_QPT_UD;
 	CHECK((datagrams = ibv_create_qp(pd[0], &attr)));
+}
+static void make_xrc(void)
+{
+	struct ibv_xrcd_init_attr domain = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT };
+	struct ibv_srq_init_attr_ex receives = {
+		.attr = { .max_wr = 16, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd[0], .cq = cq[0],
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+	};
+	struct ibv_qp_init_attr_ex attr = {
+		.qp_type = IBV_QPT_XRC_SEND, .send_cq = cq[0], .recv_cq = cq[0], .pd = pd[0], .cap = { .max_send_wr = 16, .max_send_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD,
+	};
+
+	CHECK((receives.xrcd = xrc_domain = ibv_open_xrcd(context, &domain)));
+	CHECK((xrc_receives = ibv_create_srq_ex(context, &receives)));
+	CHECK((initiator = ibv_create_qp_ex(context, &attr)));
+	attr = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_RECV, .xrcd = xrc_domain, .comp_mask = IBV_QP_INIT_ATTR_XRCD };
+	CHECK((target = ibv_create_qp_ex(context, &attr)));
+	RETURNS(0, ibv_get_srq_num(xrc_receives, &here.shared));
 }
 static struct ibv_qp_attr path(void)
 {
@@ -305,7 +342,25 @@ static struct ibv_qp_attr path(void)
 	attr.ah_attr.grh.sgid_index = own_gid(context, address, &attr.ah_attr.grh.dgid);
 	return attr;
 }
-static void connect_apart(void) { bring_up(connected, there.number, path()); }
+static void connect_apart(void) { bring_up(connected, there.connected, path()); }
+static void connect_xrc(void)
+{
+	bring_up(initiator, there.target, path());
+	bring_up(target, there.initiator, path());
+}
+static void connect_unreliable(void)
+{
+	struct ibv_qp_attr attr = path();
+
+	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	attr.qp_state = IBV_QPS_INIT;
+	RETURNS(0, ibv_modify_qp(unreliable, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	attr.qp_state = IBV_QPS_RTR;
+	attr.dest_qp_num = there.unreliable;
+	RETURNS(0, ibv_modify_qp(unreliable, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN));
+	attr.qp_state = IBV_QPS_RTS;
+	RETURNS(0, ibv_modify_qp(unreliable, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+}
 static void begin_datagrams(void)
 {
 	struct ibv_qp_attr attr = path();
@@ -324,7 +379,10 @@ static void receive_apart(void)
 	struct ibv_sge piece = { (uintptr_t)memory[0], BYTES / 2, mr[0]->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &piece, .num_sge = 1 }, *bad;
 
-	RETURNS(0, ibv_post_recv(which, &wr, &bad));
+	if (which == initiator)
+		RETURNS(0, ibv_post_srq_recv(xrc_receives, &wr, &bad));
+	else
+		RETURNS(0, ibv_post_recv(which, &wr, &bad));
 }
 static void send_apart(void)
 {
@@ -338,6 +396,7 @@ static void send_apart(void)
 	} else {
 		wr.wr.rdma.remote_addr = there.address;
 		wr.wr.rdma.rkey = there.rkey;
+		wr.qp_type.xrc.remote_srqn = there.shared;
 	}
 	RETURNS(0, ibv_post_send(which, &wr, &bad));
 }
@@ -350,22 +409,27 @@ static void destroy_apart(void)
 {
 	RETURNS(0, ibv_destroy_ah(handle));
 	RETURNS(0, ibv_destroy_qp(connected));
+	RETURNS(0, ibv_destroy_qp(unreliable));
+	RETURNS(0, ibv_destroy_qp(initiator));
+	RETURNS(0, ibv_destroy_qp(target));
+	RETURNS(0, ibv_destroy_srq(xrc_receives));
+	RETURNS(0, ibv_close_xrcd(xrc_domain));
 	RETURNS(0, ibv_destroy_qp(datagrams));
 	RETURNS(0, ibv_destroy_cq(cq[0]));
 	RETURNS(0, ibv_dereg_mr(mr[0]));
 	RETURNS(0, ibv_dealloc_pd(pd[0]));
 	RETURNS(0, ibv_close_device(context));
 }
-/* Messages between two processes; "passive" only receives. */
-static void transfer_apart(int passive)
+/* Messages of one queue pair between two processes, by so many of the operations; "passive" only receives. */
+static void transfer_by(struct ibv_qp *pair, int operations, int passive)
 {
 	static const enum ibv_wr_opcode all[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
 	static const uint32_t lengths[] = { 8, 4096, 100000, BYTES / 2 };
 
-	for (unsigned i = 0; i < sizeof(all) / sizeof(*all) * 4 * 8 + 8; i++) {
-		which = i < sizeof(all) / sizeof(*all) * 4 * 8 ? connected : datagrams;
-		opcode = which == datagrams ? IBV_WR_SEND : all[i % 3];
-		length = which == datagrams ? 512 : lengths[i / 3 % 4];
+	which = pair;
+	for (int i = 0; i < operations * 4 * 8; i++) {
+		opcode = all[i % operations];
+		length = pair == datagrams ? 512 : lengths[i / operations % 4];
 		if (passive && opcode == IBV_WR_SEND) {
 			TAKE(receive_apart);
 			say();
@@ -377,6 +441,13 @@ static void transfer_apart(int passive)
 			finish();
 		}
 	}
+}
+static void transfer_apart(int passive)
+{
+	transfer_by(connected, 3, passive);
+	transfer_by(unreliable, 2, passive);
+	transfer_by(initiator, 3, passive);
+	transfer_by(datagrams, 1, passive);
 	/* Whoever is last is waited for. */
 	if (passive)
 		hear();
@@ -393,11 +464,16 @@ static void apart(int passive)
 	}
 	side = 0;
 	TAKE(make_apart);
+	TAKE(make_xrc);
 	TAKE(register_memory);
-	here = (struct card){ connected->qp_num, datagrams->qp_num, mr[0]->rkey, (uintptr_t)memory[0] };
+	here = (struct card){
+		connected->qp_num, unreliable->qp_num, initiator->qp_num, target->qp_num, here.shared, datagrams->qp_num, mr[0]->rkey, (uintptr_t)memory[0],
+	};
 	say();
 	hear();
 	TAKE(connect_apart);
+	TAKE(connect_unreliable);
+	TAKE(connect_xrc);
 	TAKE(begin_datagrams);
 	say();
 	hear();
@@ -405,33 +481,241 @@ static void apart(int passive)
 	TAKE(destroy_apart);
 }
 
-int main(int argc, char **argv)
-{
-	int base, forth[2], back[2], status;
-	pid_t other;
+/* What sockets are made of: functions of librdmacm, or of the C library. */
+struct calls {
+	int (*socket)(int, int, int), (*listen)(int, int), (*shutdown)(int, int), (*close)(int);
+	int (*bind)(int, const struct sockaddr *, socklen_t), (*connect)(int, const struct sockaddr *, socklen_t);
+	int (*accept)(int, struct sockaddr *, socklen_t *), (*name)(int, struct sockaddr *, socklen_t *), (*peer)(int, struct sockaddr *, socklen_t *);
+	int (*set)(int, int, int, const void *, socklen_t), (*get)(int, int, int, void *, socklen_t *);
+	int (*poll)(struct pollfd *, nfds_t, int), (*select)(int, fd_set *, fd_set *, fd_set *, struct timeval *), (*fcntl)(int, int, ...);
+	ssize_t (*send)(int, const void *, size_t, int), (*recv)(int, void *, size_t, int);
+	ssize_t (*write)(int, const void *, size_t), (*read)(int, void *, size_t);
+	ssize_t (*writev)(int, const struct iovec *, int), (*readv)(int, const struct iovec *, int);
+	ssize_t (*sendmsg)(int, const struct msghdr *, int), (*recvmsg)(int, struct msghdr *, int);
+	ssize_t (*sendto)(int, const void *, size_t, int, const struct sockaddr *, socklen_t), (*recvfrom)(int, void *, size_t, int, struct sockaddr *, socklen_t *);
+};
+static const struct calls *by, with_r = {
+	.socket = rsocket, .listen = rlisten, .shutdown = rshutdown, .close = rclose, .bind = rbind, .connect = rconnect, .accept = raccept,
+	.name = rgetsockname, .peer = rgetpeername, .set = rsetsockopt, .get = rgetsockopt, .poll = rpoll, .select = rselect, .fcntl = rfcntl,
+	.send = rsend, .recv = rrecv, .write = rwrite, .read = rread, .writev = rwritev, .readv = rreadv,
+	.sendmsg = rsendmsg, .recvmsg = rrecvmsg, .sendto = rsendto, .recvfrom = rrecvfrom,
+}, plain = {
+	.socket = socket, .listen = listen, .shutdown = shutdown, .close = close, .bind = bind, .connect = connect, .accept = accept,
+	.name = getsockname, .peer = getpeername, .set = setsockopt, .get = getsockopt, .poll = poll, .select = select, .fcntl = fcntl,
+	.send = send, .recv = recv, .write = write, .read = read, .writev = writev, .readv = readv,
+	.sendmsg = sendmsg, .recvmsg = recvmsg, .sendto = sendto, .recvfrom = recvfrom,
+};
+static int at_home = -1, stream = -1, datagram = -1, watched = -1;
+static struct sockaddr_in own, others;
+static char *bytes;
+static off_t window;
 
-	alarm(120);
-	address = argv[1];
-	walks = argc > 2;
-	base = depth(nothing);
-	RETURNS(0, pipe(forth));
-	RETURNS(0, pipe(back));
-	CHECK((other = fork()) >= 0);
-	if (!other) {
-		RETURNS(0, prctl(PR_SET_PDEATHSIG, SIGKILL));
-		close(forth[1]);
-		close(back[0]);
-		to_peer = back[1];
-		from_peer = forth[0];
-		apart(1);
-		exit(!walks && deepest + SPARE > PTHREAD_STACK_MIN);
+/* Parts of memory that the peer may write to by librdmacm. */
+static int windows = 1;
+static void make_socket(void)
+{
+	CHECK((at_home = by->socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	CHECK(!by->set(at_home, SOL_RDMA, RDMA_IOMAPSIZE, &windows, sizeof(windows)));
+}
+static void make_stream(void)
+{
+	int value = 0, one = 1;
+	socklen_t room = sizeof(value);
+
+	CHECK((stream = by->socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	CHECK(!by->set(stream, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)));
+	CHECK(!by->set(stream, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)));
+	/* A socket of the kernel does not know these. */
+	CHECK(!by->set(stream, SOL_RDMA, RDMA_IOMAPSIZE, &windows, sizeof(windows)));
+	CHECK(!by->get(stream, SOL_RDMA, RDMA_SQSIZE, &value, &room) && value > 0);
+}
+static void bind_there(void)
+{
+	socklen_t room = sizeof(own);
+
+	name_of(&own, 0);
+	CHECK(!by->bind(at_home, (struct sockaddr *)&own, sizeof(own)));
+	CHECK(!by->listen(at_home, 4));
+	CHECK(!by->name(at_home, (struct sockaddr *)&own, &room));
+}
+static void accept_stream(void)
+{
+	struct sockaddr_in name;
+	socklen_t room = sizeof(name);
+
+	CHECK((stream = by->accept(at_home, (struct sockaddr *)&name, &room)) >= 0);
+	CHECK(!by->peer(stream, (struct sockaddr *)&name, &room));
+}
+static void connect_stream(void) { CHECK(!by->connect(stream, (struct sockaddr *)&others, sizeof(others))); }
+static void wait_stream(void)
+{
+	struct pollfd entry = { .fd = stream, .events = POLLIN };
+
+	CHECK(by->poll(&entry, 1, -1) == 1);
+}
+static void select_stream(void)
+{
+	fd_set readable;
+
+	FD_ZERO(&readable);
+	FD_SET(stream, &readable);
+	CHECK(by->select(stream + 1, &readable, NULL, NULL, NULL) == 1);
+}
+static size_t done;
+static void wrote(ssize_t count) { CHECK(count > 0); done += count; }
+static void send_stream(void) { wrote(by->send(stream, bytes + done, length - done, 0)); }
+static void write_stream(void) { wrote(by->write(stream, bytes + done, length - done)); }
+static void writev_stream(void) { wrote(by->writev(stream, &(struct iovec){ bytes + done, length - done }, 1)); }
+static void sendmsg_stream(void)
+{
+	wrote(by->sendmsg(stream, &(struct msghdr){ .msg_iov = &(struct iovec){ bytes + done, length - done }, .msg_iovlen = 1 }, 0));
+}
+static void recv_stream(void) { wrote(by->recv(stream, bytes + done, length - done, 0)); }
+static void read_stream(void) { wrote(by->read(stream, bytes + done, length - done)); }
+static void readv_stream(void) { wrote(by->readv(stream, &(struct iovec){ bytes + done, length - done }, 1)); }
+static void recvmsg_stream(void)
+{
+	wrote(by->recvmsg(stream, &(struct msghdr){ .msg_iov = &(struct iovec){ bytes + done, length - done }, .msg_iovlen = 1 }, 0));
+}
+static void end_stream(void) { CHECK(!by->shutdown(stream, SHUT_WR)); }
+static void find_end(void) { CHECK(by->recv(stream, bytes, 1, 0) == 0); }
+static void close_stream(void) { CHECK(!by->close(stream)); }
+static void close_home(void) { CHECK(!by->close(at_home)); }
+static void do_not_wait(void) { CHECK(!by->fcntl(stream, F_SETFL, O_NONBLOCK) && by->recv(stream, bytes, 1, 0) < 0 && errno == EAGAIN && !by->fcntl(stream, F_SETFL, 0)); }
+/* Datagrams of librdmacm need a device with such queue pairs; other programs have those of the kernel. */
+static int has_datagrams(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	int has;
+
+	CHECK(list && list[0]);
+	has = by == &plain || list[0]->transport_type == IBV_TRANSPORT_IB;
+	ibv_free_device_list(list);
+	return has;
+}
+static void refuse_datagram(void) { FAILS(EOPNOTSUPP, by->socket(AF_INET, SOCK_DGRAM, 0)); }
+static void make_datagram(void)
+{
+	socklen_t room = sizeof(own);
+
+	CHECK((datagram = by->socket(AF_INET, SOCK_DGRAM, 0)) >= 0);
+	name_of(&own, 0);
+	CHECK(!by->bind(datagram, (struct sockaddr *)&own, sizeof(own)) && !by->name(datagram, (struct sockaddr *)&own, &room));
+}
+static void send_datagram(void) { CHECK(by->sendto(datagram, bytes, 512, 0, (struct sockaddr *)&others, sizeof(others)) == 512); }
+static void receive_datagram(void)
+{
+	socklen_t room = sizeof(others);
+
+	CHECK(by->recvfrom(datagram, bytes, 512, 0, (struct sockaddr *)&others, &room) == 512);
+}
+static void close_datagram(void) { CHECK(!by->close(datagram)); }
+/* By librdmacm alone. */
+static void open_window(void) { CHECK((window = riomap(stream, bytes, BYTES, PROT_WRITE, 0, -1)) >= 0); }
+static void write_window(void) { CHECK(riowrite(stream, bytes, 4096, window, 0) == 4096); }
+static void close_window(void) { RETURNS(0, riounmap(stream, bytes, BYTES)); }
+/* By librspreload.so alone. */
+static void watch_stream(void)
+{
+	struct epoll_event wanted = { .events = EPOLLIN };
+
+	CHECK((watched = epoll_create1(0)) >= 0 && !epoll_ctl(watched, EPOLL_CTL_ADD, stream, &wanted));
+}
+static void wait_watched(void)
+{
+	struct epoll_event found;
+
+	CHECK(epoll_wait(watched, &found, 1, -1) == 1 && found.events & EPOLLIN);
+}
+static void close_watched(void) { CHECK(!close(watched)); }
+
+/* One end's part: bytes of every length by each call, first from the one that has connected. */
+static void talk(int passive)
+{
+	static void (*const sends[])(void) = { send_stream, write_stream, writev_stream, sendmsg_stream };
+	static void (*const receives[])(void) = { recv_stream, read_stream, readv_stream, recvmsg_stream };
+	static const uint32_t lengths[] = { 8, 4096, 100000, BYTES / 2 };
+
+	for (int i = 0; i < 4 * 4 * 2; i++) {
+		int sender = (i & 1) == !!passive;
+
+		length = lengths[i / 2 % 4];
+		if (!sender && watched >= 0)
+			TAKE(wait_watched);
+		else if (!sender)
+			take("wait", i & 2 ? wait_stream : select_stream);
+		for (done = 0; done < length;)
+			take(sender ? "send" : "receive", (sender ? sends : receives)[i / 8]);
 	}
-	close(forth[0]);
-	close(back[1]);
-	to_peer = forth[1];
-	from_peer = back[0];
-	apart(0);
-	CHECK(waitpid(other, &status, 0) == other && status == 0);
+}
+static void tell(void) { CHECK(write(to_peer, &own, sizeof(own)) == sizeof(own)); }
+static void learn(void) { CHECK(read(from_peer, &others, sizeof(others)) == sizeof(others)); }
+/* Sockets of two processes: a stream, and datagrams. */
+static void sockets_apart(int passive)
+{
+	bytes = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(bytes != MAP_FAILED);
+	if (passive) {
+		TAKE(make_socket);
+		TAKE(bind_there);
+		tell();
+		TAKE(accept_stream);
+	} else {
+		TAKE(make_stream);
+		learn();
+		TAKE(connect_stream);
+	}
+	TAKE(do_not_wait);
+	if (by == &plain)
+		TAKE(watch_stream);
+	/* Nothing is sent before the other end has found nothing. */
+	tell();
+	learn();
+	talk(passive);
+	if (by == &with_r) {
+		done = 0;
+		length = 1;
+		if (passive) {
+			TAKE(open_window);
+			/* The word of it goes before the next bytes. */
+			TAKE(send_stream);
+			CHECK(write(to_peer, &window, sizeof(window)) == sizeof(window));
+			learn();
+			TAKE(close_window);
+		} else {
+			TAKE(recv_stream);
+			CHECK(read(from_peer, &window, sizeof(window)) == sizeof(window));
+			TAKE(write_window);
+			tell();
+		}
+	}
+	TAKE(end_stream);
+	TAKE(find_end);
+	if (watched >= 0)
+		TAKE(close_watched);
+	TAKE(close_stream);
+	if (passive)
+		TAKE(close_home);
+	if (!has_datagrams()) {
+		TAKE(refuse_datagram);
+		return;
+	}
+	TAKE(make_datagram);
+	tell();
+	learn();
+	for (int i = 0; i < 8; i++) {
+		if (!passive)
+			TAKE(send_datagram);
+		TAKE(receive_datagram);
+		if (passive)
+			TAKE(send_datagram);
+	}
+	TAKE(close_datagram);
+}
+
+/* Two ends of one process. */
+static void together(void)
+{
 	TAKE(open_device);
 	TAKE(make_channel);
 	TAKE(make_ids);
@@ -467,6 +751,39 @@ int main(int argc, char **argv)
 		TAKE(destroy);
 	}
 	TAKE(end);
+}
+
+int main(int argc, char **argv)
+{
+	int base, forth[2], back[2], status;
+	pid_t other;
+
+	alarm(120);
+	address = argv[1];
+	CHECK(argc > 2);
+	walks = argc > 3;
+	by = strcmp(argv[2], "verbs") == 0 ? NULL : strcmp(argv[2], "rsockets") == 0 ? &with_r : &plain;
+	base = depth(nothing);
+	RETURNS(0, pipe(forth));
+	RETURNS(0, pipe(back));
+	CHECK((other = fork()) >= 0);
+	if (!other) {
+		RETURNS(0, prctl(PR_SET_PDEATHSIG, SIGKILL));
+		close(forth[1]);
+		close(back[0]);
+		to_peer = back[1];
+		from_peer = forth[0];
+		by ? sockets_apart(1) : apart(1);
+		exit(!walks && deepest + SPARE > PTHREAD_STACK_MIN);
+	}
+	close(forth[0]);
+	close(back[1]);
+	to_peer = forth[1];
+	from_peer = back[0];
+	by ? sockets_apart(0) : apart(0);
+	CHECK(waitpid(other, &status, 0) == other && status == 0);
+	if (!by)
+		together();
 	CHECK(walks || deepest + SPARE <= PTHREAD_STACK_MIN);
 	if (!walks)
 		printf("deepest %d of %ld, libc %d\n", deepest, (long)PTHREAD_STACK_MIN, base);

@@ -16,6 +16,7 @@ use crate::local::Inbox;
 use crate::observer::StreamObserver;
 use crate::payload::Payload;
 use crate::socket::Socket;
+use adverb_core::memory::Span;
 use adverb_core::qp::SendCursor;
 use adverb_core::random;
 use adverb_core::request::Sge;
@@ -66,6 +67,8 @@ impl Frame {
 struct Burst {
     bytes: Vec<u8>,
     frames: ArrayVec<Frame, FRAMES>,
+    /// Memory that is open while a system call sends from it. They are here since threads with small stacks send, too.
+    spans: Box<ArrayVec<Span<'static>, PARTS>>,
     total: usize,
     sent: usize,
     /// Frames whose sending was followed up.
@@ -91,7 +94,14 @@ thread_local! {
 }
 
 fn take_burst() -> Box<Burst> {
-    SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default()
+    SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(new_burst)
+}
+
+/// A function of its own: it has a whole burst on the stack, which its callers are not to keep room for.
+#[cold]
+#[inline(never)]
+fn new_burst() -> Box<Burst> {
+    Box::default()
 }
 
 fn give_burst(mut burst: Box<Burst>) {

@@ -9,14 +9,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
+/// The library that makes rsockets of sockets.
+const PRELOADED: &str = "librspreload.so";
 /// The program, below the root.
 const WALK: &str = "tests/abi/stacks.c";
-/// The paths that it walks: device, and `ADVERB_LOCAL`.
-const PATHS: [(&str, &str); 4] =
-    [("roce0", "auto"), ("roce0", "strict"), ("roce0", "off"), ("iwarp0", "auto")];
+/// The devices that it walks on, and the values of `ADVERB_LOCAL`: each with each is a path.
+const DEVICES: [&str; 2] = ["roce0", "iwarp0"];
+const LOCAL: [&str; 3] = ["auto", "strict", "off"];
+/// What it calls, each on every path; and whether the library that makes rsockets of sockets stands in front.
+const CALLED: [(&str, bool); 3] = [("verbs", false), ("rsockets", false), ("sockets", true)];
 /// No frame is larger, in bytes: a chain of calls has several.
 const LARGEST: u64 = 4608;
-/// No frame of the preloaded library is larger, in bytes. The library is in every program, under its signal handlers, too.
+/// No frame of a preloaded library is larger, in bytes. Such a library is in every program, under its signal handlers, too.
 const LARGEST_PRELOADED: u64 = 2048;
 /// How many of the largest are shown.
 const SHOWN: usize = 12;
@@ -41,15 +45,21 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
     let built = cargo::build(root, &[])?;
     let mut text = String::new();
     let mut good = true;
-    let libraries =
-        [("libibverbs.so", LARGEST), ("librdmacm.so", LARGEST), ("libadverb_preload.so", LARGEST_PRELOADED)];
-    for (library, largest) in libraries {
+    // Of a preloaded library, the crate whose functions are its own.
+    let libraries = [
+        ("libibverbs.so", LARGEST, None),
+        ("librdmacm.so", LARGEST, None),
+        ("libadverb_preload.so", LARGEST_PRELOADED, Some("adverb_preload")),
+        (PRELOADED, LARGEST_PRELOADED, Some("rspreload")),
+    ];
+    for (library, largest, own) in libraries {
         let code =
             output(Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(built.join(library)))?;
         let mut frames = frames(&code);
-        if largest == LARGEST_PRELOADED {
+        if let Some(own) = own {
             // What is behind its own functions and those that programs call is the text of a panic, which ends the process.
-            let is_own = |name: &str| name.contains("adverb_preload") || !name.starts_with('_');
+            let is_own =
+                |name: &str| name.contains(own) || !["_R", "_ZN"].iter().any(|start| name.starts_with(start));
             frames.retain(|name, _| is_own(name));
         }
         if frames.is_empty() {
@@ -142,13 +152,20 @@ fn walk(root: &Path, built: &Path, folder: &Path) -> Result<String, String> {
     compiler.args(["-w", "-O1", "-o"]).arg(&program).arg(&source);
     output(compiler.args(["-lrdmacm", "-libverbs", "-lpthread"]))?;
     let mut text = String::from("the deepest stacks, in bytes, with what libc puts there\n");
-    for (device, local) in PATHS {
-        for how in [&[][..], &["walk"]] {
-            let mut walk = Command::new(&program);
-            walk.arg("127.0.0.1").args(how).env("LD_LIBRARY_PATH", folder);
-            let said = output(walk.env("ADVERB_DEVICE", device).env("ADVERB_LOCAL", local))?;
-            if let Some(line) = said.lines().find(|line| line.starts_with("deepest")) {
-                let _ = writeln!(text, "  {device}, ADVERB_LOCAL={local}: {line}");
+    for device in DEVICES {
+        for local in LOCAL {
+            for (called, is_preloaded) in CALLED {
+                for how in [&[][..], &["walk"]] {
+                    let mut walk = Command::new(&program);
+                    walk.args(["127.0.0.1", called]).args(how).env("LD_LIBRARY_PATH", folder);
+                    if is_preloaded {
+                        walk.env("LD_PRELOAD", built.join(PRELOADED));
+                    }
+                    let said = output(walk.env("ADVERB_DEVICE", device).env("ADVERB_LOCAL", local))?;
+                    if let Some(line) = said.lines().find(|line| line.starts_with("deepest")) {
+                        let _ = writeln!(text, "  {device}, ADVERB_LOCAL={local}, {called}: {line}");
+                    }
+                }
             }
         }
     }

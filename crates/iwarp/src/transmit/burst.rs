@@ -110,17 +110,18 @@ impl Tx {
         }
         let counters = endpoint.queues.counters;
         while burst.sent < burst.total {
-            let mut spans = ArrayVec::<Span<'static>, PARTS>::new();
             let mut parts = ArrayVec::<libc::iovec, PARTS>::new();
-            gather(endpoint, &self.kept, burst, &mut parts, &mut spans)?;
+            if let Err(cause) = gather(endpoint, &self.kept, burst, &mut parts) {
+                burst.spans.clear();
+                return Err(cause);
+            }
             let wanted: usize = parts.iter().map(|part| part.iov_len).sum();
             // The peer may answer before this call returns.
             // PRACTICE-ORDER-1
             let round = endpoint.rounds.begin();
             let begins = self.observed.as_ref().map_or(0, |observed| observed.now());
             let result = self.socket.send(&parts);
-            // Not dropped: that would copy the whole array first.
-            spans.clear();
+            burst.spans.clear();
             counters.tx_calls.add(1);
             match &result {
                 &Ok(sent) => {
@@ -223,22 +224,22 @@ pub(super) fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
     }
 }
 
-/// Collects the unsent rest of the burst, as far as the parts suffice. The spans stay open as long as they live.
+/// Collects the unsent rest of the burst, as far as the parts suffice. What they lie in stays open until the spans of the burst are cleared.
 pub(super) fn gather(
     endpoint: &Endpoint,
     kept: &KeptReads,
-    burst: &Burst,
+    burst: &mut Burst,
     parts: &mut ArrayVec<libc::iovec, PARTS>,
-    spans: &mut ArrayVec<Span<'static>, PARTS>,
 ) -> Result<(), Cause> {
     let mut skip = burst.sent - burst.followed_bytes;
+    let Burst { bytes, frames, spans, followed, .. } = burst;
     let own = |parts: &mut ArrayVec<libc::iovec, PARTS>, (from, to): (u32, u32), skip: &mut usize| {
-        let bytes = &burst.bytes[from as usize..to as usize];
+        let bytes = &bytes[from as usize..to as usize];
         let passed = bytes.len().min(*skip);
         *skip -= passed;
         push_part(parts, bytes[passed..].as_ptr() as usize, bytes.len() - passed)
     };
-    for frame in &burst.frames[burst.followed..] {
+    for frame in &frames[*followed..] {
         if !own(parts, frame.head, &mut skip) {
             return Ok(());
         }
