@@ -16,7 +16,7 @@ const WALK: &str = "tests/abi/stacks.c";
 /// The devices that it walks on, and the values of `ADVERB_LOCAL`: each with each is a path.
 const DEVICES: [&str; 2] = ["roce0", "iwarp0"];
 const LOCAL: [&str; 3] = ["auto", "strict", "off"];
-/// What it calls, each on every path; and whether the library that makes rsockets of sockets stands in front.
+/// The interfaces that the program calls, each on every path; and whether the library that makes rsockets of sockets stands in front.
 const CALLED: [(&str, bool); 3] = [("verbs", false), ("rsockets", false), ("sockets", true)];
 /// No frame is larger, in bytes: a chain of calls has several.
 const LARGEST: u64 = 4608;
