@@ -185,7 +185,9 @@ fn threads_have_chunks_of_their_own_and_give_them_back() {
     // More threads than chunks, one after the other.
     for thread in 0..12 {
         std::thread::scope(|scope| {
-            scope.spawn(|| ring.append(100 + thread, &call("ibv_fork_init", base + u64::from(thread), &[])));
+            let appends = || ring.append(100 + thread, &call("ibv_fork_init", base + u64::from(thread), &[]));
+            // Joined by name: the scope ends before the thread has given its chunk back.
+            scope.spawn(appends).join().expect("a thread");
         });
     }
     let lines = file.lines(Format::Text);
