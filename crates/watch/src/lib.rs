@@ -7,6 +7,8 @@ pub mod check;
 mod decode;
 pub mod fault;
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod names;
 mod output;
 mod requests;

@@ -95,7 +95,7 @@ impl Rings {
 
     /// How many records found no place, or cannot be read.
     pub fn missing(&self) -> u64 {
-        self.lost + self.torn
+        self.lost.saturating_add(self.torn)
     }
 
     /// Writes everything in one of the other formats, whole lines at a time: first the processes, then records in about the order of time.
@@ -154,7 +154,7 @@ fn write_call(
         if let Some(queue) = record.queue {
             for (index, posted) in record.posted.iter().take(taken).enumerate() {
                 let name = format::request_name(posted.role, posted.opcode);
-                let place = record.place.map(|place| place + index as u64);
+                let place = record.place.map(|place| place.wrapping_add(index as u64));
                 let number = requests.post(queue, posted.wr_id, posted.is_reported, name, place);
                 effects.numbers.push(number);
                 effects.flows.push(Flow { number, name, begins: true });
@@ -180,7 +180,7 @@ fn write_call(
     }
     let style = if format == Format::Text { Style::Text } else { Style::Json };
     let arguments = record.arguments(call, style, failure.is_some());
-    let result = record.result(style);
+    let result = record.result(call, style);
     let ended = CompletedCall {
         place,
         result: result.as_deref(),

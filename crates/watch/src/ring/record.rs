@@ -2,7 +2,7 @@
 
 mod post;
 
-use crate::calls::{CALLS, Call};
+use crate::calls::{CALLS, Call, Returns, Work};
 use crate::decode;
 use crate::format::TransportEvent;
 use crate::requests::Queue;
@@ -177,10 +177,16 @@ impl<'a> CallRecord<'a> {
     }
 
     /// The result of the call, if that is more than a number.
-    pub(crate) fn result(&self, style: Style) -> Option<Vec<u8>> {
+    pub(crate) fn result(&self, call: &Call, style: Style) -> Option<Vec<u8>> {
         let mut writer = Writer::new(style);
+        if self.result.is_empty() {
+            // Only in a damaged ring: nobody follows the pointer of another process.
+            let is_followed = matches!(call.returns, Returns::Object(_) | Returns::Value(_));
+            writer.pointer(self.answer.value);
+            return is_followed.then_some(writer.bytes);
+        }
         writer.replay(self.result);
-        (!self.result.is_empty()).then_some(writer.bytes)
+        Some(writer.bytes)
     }
 
     /// The arguments of the call, as the writer of a format writes them.
@@ -197,7 +203,7 @@ impl<'a> CallRecord<'a> {
             }
             CallContents::Sends { queue, requests, bad, .. } => {
                 pair.qp_num = *queue;
-                [&raw const pair as usize, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
+                [&raw const pair as usize, list(requests), std::ptr::from_ref(bad) as usize]
             }
             CallContents::Receives { queue, requests, bad, .. } => {
                 (pair.qp_num, shared.handle) = (*queue, *queue);
@@ -205,7 +211,7 @@ impl<'a> CallRecord<'a> {
                     "ibv_post_recv" => &raw const pair as usize,
                     _ => &raw const shared as usize,
                 };
-                [object, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
+                [object, list(requests), std::ptr::from_ref(bad) as usize]
             }
             CallContents::Poll { queue: handle, second, found } => {
                 queue.handle = *handle;
@@ -219,6 +225,11 @@ impl<'a> CallRecord<'a> {
         }
         writer.bytes
     }
+}
+
+/// Where a list of requests begins. There may be none, and a vector without elements has an address nevertheless.
+fn list<T>(requests: &[T]) -> usize {
+    if requests.is_empty() { 0 } else { requests.as_ptr() as usize }
 }
 
 /// A record that has been read.
@@ -286,6 +297,19 @@ fn fits(kind: RecordKind, call: &Call) -> bool {
         RecordKind::Completions => call.name == "ibv_poll_cq",
         RecordKind::Run => call.is_poll(),
         RecordKind::Call | RecordKind::Packet | RecordKind::RequestStart => true,
+    }
+}
+
+/// An index that fits a kind of records: the one that `choice` chooses of these.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn index_for(kind: u8, choice: u8) -> usize {
+    let choice = usize::from(choice);
+    match RecordKind::ALL.into_iter().find(|known| *known as u8 == kind) {
+        None | Some(RecordKind::Packet | RecordKind::RequestStart) => choice % 4,
+        Some(kind) => {
+            let all: Vec<_> = (0..CALLS.len()).filter(|index| fits(kind, &CALLS[*index])).collect();
+            all[choice * all.len() / 256]
+        }
     }
 }
 
@@ -411,6 +435,10 @@ fn read_poll<'a>(cursor: &mut Cursor<'a>, first: u64, index: usize) -> Option<Ca
     let (queue, second, times, value, mut found);
     if first & 0xff == RecordKind::Run as u64 {
         value = cursor.word()?;
+        // A list of completions would be shown, and there is none.
+        if value != 0 && CALLS[index].work == Work::Completions {
+            return None;
+        }
         queue = cursor.pair()?.0;
         (second, times, found) = (cursor.word()? as usize, cursor.word()?, Vec::new());
     } else {
