@@ -29,8 +29,14 @@ pub(crate) fn start(socket: Arc<Socket>, reactor: &'static Reactor) {
     let mut state = linger.lock();
     let token = reactor.add(fd, READABLE, linger.clone());
     let timer = reactor.set_timer(LINGER_TIMEOUT, linger.clone());
+    // Without a timer, nothing would bound the wait.
+    let is_bounded = timer.is_ok();
     if let Some(state) = &mut *state {
         (state.token, state.timer) = (token.ok(), timer.ok());
+    }
+    drop(state);
+    if !is_bounded {
+        linger.end();
     }
 }
 

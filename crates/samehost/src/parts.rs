@@ -65,17 +65,27 @@ impl Parts {
         let ours = Bell::new()?;
         let theirs =
             Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(io::ErrorKind::Unsupported)?;
-        let (here, there) = (here.parts(), there.parts());
+        let reads = Probe::reads_itself();
+        let consumer = consumer_of(there);
+        let adverb_local::Parts { producer, hazard_slots, hazard_view, .. } = here.parts();
+        let process = std::process::id() as libc::pid_t;
+        let connection = None;
         Ok(Box::new(Self {
-            process: std::process::id() as libc::pid_t,
-            producer: here.producer,
-            consumer: there.consumer,
-            hazard_slots: here.hazard_slots,
-            hazard_view: there.hazard_view,
+            process,
+            producer,
+            consumer,
+            hazard_slots,
+            hazard_view,
             theirs,
             ours,
-            reads: Probe::reads_itself(),
-            connection: None,
+            reads,
+            connection,
         }))
     }
+}
+
+/// The consumer of a segment. A function of its own, since the rest of the segment's parts would take room on the caller's stack.
+#[inline(never)]
+fn consumer_of(segment: Segment) -> Consumer {
+    segment.parts().consumer
 }
