@@ -861,7 +861,17 @@ mod tests {
         let [(somebody, _), (nobody, _)] =
             [&mut lives, &mut ended].map(|it| it.claim().expect("a free block"));
         drop(ended);
-        assert!(passes(somebody, other, now) && net.knows(somebody));
+        net.tell(
+            somebody,
+            HandoverKind::Locate,
+            &MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), other, PORT).arrival(&question(
+                7,
+                u32::from(somebody) << 12,
+                5,
+                Place::STANDARD_PORT,
+            )),
+        );
+        assert!(net.knows(somebody));
         assert_eq!((0..6000).filter(|_| passes(nobody, sender, now)).count(), LOOKS.1 as usize);
         assert!(passes(somebody, sender, now), "nobody is looked for");
         assert!(passes(nobody, sender, now + Duration::from_secs(1)));

@@ -95,6 +95,8 @@ fn begin<T: Send + 'static>(
     let work = move || {
         let found = read();
         drop(place);
+        // What follows writes to memory that may be the program's, whose pages may be moved meanwhile.
+        let _work = reactor.helpers.work();
         *lock(&to.found) = Some(found);
         // Without this timer, that of the limit goes on.
         let _ = reactor.set_timer(Duration::ZERO, to);

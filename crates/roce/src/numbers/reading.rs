@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// A reading is kept at least so many times as long as it took. So readings take a small part of the time, however often somebody asks.
 const PAUSE: u32 = 10;
+/// But no longer than this: a process that is stopped amid a reading would keep the old list for long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last reading of something that takes long to read.
 pub(super) struct LastReading<T>(Option<Reading<T>>);
@@ -30,7 +32,8 @@ impl<T> LastReading<T> {
         read: impl FnOnce() -> T,
     ) -> &T {
         let begin = clock();
-        let is_fresh = |last: &Reading<T>| begin < last.end + fresh.max(last.took * PAUSE);
+        let is_fresh =
+            |last: &Reading<T>| begin < last.end + fresh.max((last.took * PAUSE).min(LONGEST_PAUSE));
         let reading = match self.0.take().filter(|last| !fresh.is_zero() && is_fresh(last)) {
             Some(last) => last,
             None => {

@@ -1,6 +1,6 @@
 //! userfaultfd(2): pages that whoever touches them waits for.
 
-use super::{Facilities, Refusal};
+use super::{Facilities, Refusal, page_size};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const USER_MODE_ONLY: i32 = 1;
@@ -180,13 +180,17 @@ impl Userfault {
 
     /// Moves pages to where they are missing, without waking anybody; what is missing at the source is passed over. Returns how many bytes it
     /// came, and why not further: EBUSY for a page that something else uses, too.
+    ///
+    /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side that are one to the program: a heap that grows after
+    /// fork(2), in the child. So a move that the kernel refuses is tried with half of the bytes, down to one page.
     pub(super) fn move_pages(&self, target: usize, source: usize, length: usize) -> (usize, Result<(), i32>) {
-        let mut done = 0;
+        let (mut done, mut piece) = (0, length);
         while done < length {
+            piece = piece.min(length - done);
             let mut transfer = Transfer {
                 target: (target + done) as u64,
                 source: (source + done) as u64,
-                length: (length - done) as u64,
+                length: piece as u64,
                 mode: DONT_WAKE | ALLOW_HOLES,
                 done: 0,
             };
@@ -194,9 +198,13 @@ impl Userfault {
             let result = unsafe { self.control(UFFDIO_MOVE, &mut transfer) };
             done += transfer.done.max(0) as usize;
             match result {
-                Ok(()) => {}
+                // The rest may lie in one mapping.
+                Ok(()) => piece = length,
                 // Part of it, or none because of something that passes.
                 Err(libc::EAGAIN) => {}
+                Err(libc::EINVAL) if piece > page_size() => {
+                    piece = (piece / 2).next_multiple_of(page_size());
+                }
                 Err(errno) => return (done, Err(errno)),
             }
         }
