@@ -23,8 +23,6 @@ use std::time::Duration;
 /// What another process has told of its memory.
 pub struct Reach {
     pub(crate) table: Arc<Foreign>,
-    // A child of fork is not to keep another process's memory.
-    _noted: Option<ForkClosedFd>,
     /// The process as the kernel copies to and from its memory. None where the kernel does not.
     pub(crate) process: Option<Process>,
     /// What can be mapped, once that has been told.
@@ -200,10 +198,8 @@ impl Reach {
     pub(crate) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
-        let _noted = process.as_ref().and_then(Process::descriptor).map(ForkClosedFd::of);
         Ok(Self {
             table,
-            _noted,
             process,
             memory: OnceLock::new(),
             secret,

@@ -16,7 +16,7 @@ use crate::fork::{self, ForkGeneration};
 use crate::log;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -34,7 +34,7 @@ pub struct CopyRefusal;
 #[derive(Debug)]
 pub struct Process {
     number: libc::pid_t,
-    file: Option<File>,
+    file: Option<ForkClosedFile>,
     gate: Option<u64>,
     /// The system does not permit it: nobody asks again.
     is_closed: AtomicBool,
@@ -80,7 +80,8 @@ impl Process {
         let open = || {
             File::options().read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY).open(name)
         };
-        let file = if ways::has_memory_file() { open().ok() } else { None };
+        // Marked at once: what follows may take as long as the other process wishes, and a child of fork is not to have the file.
+        let file = if ways::has_memory_file() { open().ok().map(ForkClosedFile::new) } else { None };
         let mut process =
             Self { number, file, gate: None, is_closed: AtomicBool::new(false), maps: OnceLock::new() };
         let mut found = [0; WORD];
@@ -103,8 +104,9 @@ impl Process {
     }
 
     /// The descriptor of the process's memory file, if that could be opened.
-    pub fn descriptor(&self) -> Option<RawFd> {
-        self.file.as_ref().map(|file| file.as_raw_fd())
+    #[cfg(test)]
+    fn descriptor(&self) -> Option<std::os::fd::RawFd> {
+        self.file.as_ref().map(|ForkClosedFile(file)| file.as_raw_fd())
     }
 
     /// The number of the process.
@@ -200,7 +202,7 @@ impl Process {
 
     /// By the memory file. The error is a number of the system, or 0 for fewer bytes than were asked for.
     fn by_file(&self, to: To, address: u64, here: usize, length: usize) -> Result<(), i32> {
-        let file = self.file.as_ref().ok_or(libc::EBADF)?.as_raw_fd();
+        let file = self.file.as_ref().ok_or(libc::EBADF)?.0.as_raw_fd();
         // Each piece is a copy of its own, in order.
         let tail = if to == To::Them && length > TAIL { TAIL } else { 0 };
         let pieces = [iovec(here as u64, length - tail), iovec((here + length - tail) as u64, tail)];

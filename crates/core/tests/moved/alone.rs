@@ -180,3 +180,36 @@ pub(crate) fn changed() {
     region.deregister();
     assert_eq!(share_one(&region), Err(Refusal::Ended));
 }
+
+/// Pages of several mappings that lie side by side, as those of a heap that grows in a child of fork(2): the kernel moves the pages of one mapping at a time.
+pub(crate) fn side_by_side() {
+    const PIECES: [usize; 3] = [5, 4, 3];
+    let count = PIECES.iter().sum::<usize>();
+    let base = pages(count);
+    let mut at = base;
+    for piece in PIECES {
+        let elsewhere = pages(piece);
+        write_pattern(elsewhere, piece * PAGE, 1);
+        // SAFETY: pages of the test take the place of others.
+        let moved = unsafe {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            libc::mremap(elsewhere as *mut _, piece * PAGE, piece * PAGE, flags, at as *mut libc::c_void)
+        };
+        assert_eq!(moved as usize, at);
+        at += piece * PAGE;
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let is_inside = |line: &&str| {
+        let start = line.split('-').next().and_then(|start| usize::from_str_radix(start, 16).ok());
+        start.is_some_and(|start| (base..base + count * PAGE).contains(&start))
+    };
+    assert_eq!(maps.lines().filter(is_inside).count(), PIECES.len(), "they are one mapping");
+    write_pattern(base, count * PAGE, 1);
+    let domain = domain();
+    let (_region, place) = shared(&domain, base, count * PAGE);
+    assert!(has_pattern(base, count * PAGE, 1));
+    let mut words = vec![0; count * PAGE];
+    view(&place).read(0, &mut words).unwrap();
+    let is_right = |(at, word): (usize, &[u8])| word == (8 * at as u64 + 1).to_ne_bytes();
+    assert!(words.chunks(8).enumerate().all(is_right));
+}

@@ -32,6 +32,7 @@ const CASES: &[Case] = &[
     ("untouched_memory_stays_untouched", alone::sparse, EVERY_WAY),
     ("regions_of_the_same_bytes_share_their_pages", alone::same_bytes, EVERY_WAY),
     ("a_changed_region_has_the_same_pages", alone::changed, EVERY_WAY),
+    ("a_region_over_several_mappings_is_shared", alone::side_by_side, EVERY_WAY),
     ("nothing_is_moved_beside_threads_that_store", threads::stores, AS_IT_IS),
     ("a_second_thread_is_a_refusal_until_it_ends", threads::second, AS_IT_IS),
     ("children_of_a_process_with_threads_have_what_was_there", threads::forks, AS_IT_IS),
