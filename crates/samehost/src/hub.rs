@@ -9,6 +9,7 @@ use crate::parts::Parts;
 use crate::sharing::Sharing;
 use adverb_core::log;
 use adverb_core::seqpacket::{Connection, Descriptors};
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 
@@ -42,13 +43,18 @@ impl<S: Side> Hub<S> {
     /// The channel from this process to itself.
     pub fn to_oneself(&self, side: &Arc<S>) -> Option<Arc<Channel<S::Traffic>>> {
         let make = || {
-            let made = Parts::to_oneself().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| side.open(*parts).map_err(|error| error.to_string()));
+            let made = Parts::to_oneself().and_then(|parts| Self::open_to_oneself(side, parts));
             let failed =
-                |error: &String| log!(Warn, "no memory for connections within this process: {error}");
+                |error: &io::Error| log!(Warn, "no memory for connections within this process: {error}");
             made.inspect_err(failed).ok().inspect(|channel| self.enter(side, channel))
         };
         self.own.get_or_init(make).clone()
+    }
+
+    /// A function of its own: its frame is large, and a thread of the program may have a small stack, on which that of [`Parts::to_oneself`] stands before.
+    #[inline(never)]
+    fn open_to_oneself(side: &Arc<S>, parts: Box<Parts>) -> io::Result<Arc<Channel<S::Traffic>>> {
+        side.open(*parts).map_err(|error| io::Error::other(error.to_string()))
     }
 
     /// Polls look at a channel from now on, and memory is shared with its process.
