@@ -1,4 +1,4 @@
-//! Who uses which entry of a table now: announcements in the segment that two processes share.
+//! Announcements in the segment that two processes share: each says which entries of the other's table it uses now.
 //!
 //! A process that is about to use another's memory writes into the segment which entries of the other's [`table`](crate::table) it will do so by,
 //! passes a fence, and looks whether they are there. The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the
@@ -91,11 +91,11 @@ impl HazardSlots {
         announcement
     }
 
-    /// Takes a word, unless somebody has it.
+    /// Takes a word, unless another thread of this process has it.
     #[inline]
     fn take(&self, slot: usize) -> bool {
         let taken = &self.taken[slot].0;
-        // Acquire: the last one's announcement has gone before ours comes.
+        // Acquire: the announcement of the thread that had the word last has gone before ours comes.
         taken.load(Relaxed) == 0 && taken.swap(1, Acquire) == 0
     }
 
@@ -141,12 +141,12 @@ impl HazardView {
     }
 
     /// Whether the other process may be using an entry of this one's table, which has been withdrawn, and for which [`barrier`] has been called
-    /// since. Once this has said no, nobody does; who announces the entry later does so in vain.
+    /// since. Once this has said no, no thread of that process uses the entry. A thread that announces the entry later finds it withdrawn.
     ///
     /// A process that dies or is stopped in the middle announces for ever, and so does one that writes garbage: the caller
     /// limits how long it waits.
     pub fn is_announced(&self, kind: Kind, index: usize) -> bool {
-        // Acquire: what was announced has been done when we see it gone.
+        // Acquire: once we see an announcement gone, the operation that it was for has been done.
         let announced = self.0.peer().announced.iter().map(|announced| announced.0.load(Acquire));
         let half = |word: u64| match kind {
             Kind::Key => word as u32,

@@ -84,7 +84,7 @@ impl Contents {
     /// For [`Table::tell_taken`](crate::Table::tell_taken).
     #[inline]
     pub(crate) fn tell_taken(&self, index: usize, count: u64) {
-        // Release: who sees it sees what has been taken in.
+        // Release: a process that sees the count sees the bytes that were taken in before it.
         self.taken[index].0.store(count, Release);
     }
 

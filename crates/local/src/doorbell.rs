@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), shared by the side that sleeps on it and the side that rings it.
 ///
-/// Both share its flags and its count, and either may do with them what it likes: have writes wait, and fill it. So nobody counts by it. The sleeper
+/// Both share its flags and its count, and either may do with them as it likes: have writes wait, and fill it. So neither side goes by the count. The sleeper
 /// watches it in an epoll(7) set of its own, edge-triggered, for [`CHANGES`]; to ring is to add nothing to the count, for which there is
 /// always room, and which the set reports all the same.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Doorbell {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that was just made, owned by nobody else.
+        // SAFETY: a descriptor that was just made, and that has no other owner.
         Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -34,7 +34,7 @@ impl Doorbell {
         (kind.as_os_str() == "anon_inode:[eventfd]").then_some(Doorbell(descriptor))
     }
 
-    /// Wakes who watches it. What the other side has done with it may keep that from happening, which is its own loss.
+    /// Wakes the side that watches it. That side can keep the ring from working by its own use of the doorbell: the loss is its own.
     pub fn ring(&self) {
         // No write fills it so far that nothing has no room, but the kernel itself may, for asynchronous I/O: then there is an error to be seen, and no room.
         let mut room =

@@ -1,7 +1,7 @@
 //! An entry of a process's table: a name and some words, there or not.
 //!
-//! Its owner changes the words only while the entry is withdrawn and nobody has it announced, so a reader that has announced it and then found
-//! it published reads words of one publication, and may use what they stand for until it takes the announcement back.
+//! Its owner changes the words only while the entry is withdrawn and no process has it announced. A reader that has announced it and then found
+//! it published reads words of one publication. It may use the memory that they stand for until it takes the announcement back.
 
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -20,7 +20,7 @@ pub enum Kind {
 /// Which publication of an entry it is. An entry has had 2^31 others before a stamp comes again.
 ///
 /// A reader that has found words and their stamp, and finds that [the stamp stands](crate::Foreign::stands) later, knows the words for those of that publication, whenever
-/// and however it has read them: as long as a publication stands nobody writes the words, and another publication has another stamp.
+/// and however it has read them: as long as a publication stands no process writes the words, and another publication has another stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
@@ -40,7 +40,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Puts words into the entry, under a name. The entry is withdrawn, and nobody has it announced.
+    /// Puts words into the entry, under a name. The entry is withdrawn, and no process has it announced.
     pub(crate) fn publish(&self, name: u32, words: [u64; WORDS]) {
         let before = self.state.load(Relaxed);
         debug_assert_eq!(before & PUBLISHED, 0, "the entry is there already");
@@ -48,7 +48,7 @@ impl Entry {
             word.store(value, Relaxed);
         }
         let count = before.wrapping_add(ONE_MORE) & COUNT;
-        // Release: who sees it sees its words.
+        // Release: a process that sees the state sees the words.
         self.state.store(u64::from(name) << 32 | count | PUBLISHED, Release);
     }
 
@@ -63,7 +63,7 @@ impl Entry {
         self.state.load(Acquire) == stamp.0
     }
 
-    /// What is there under a name, and which publication that is.
+    /// The words under a name, if the entry is there, and which publication they are of.
     #[inline]
     pub(crate) fn get(&self, name: u32) -> Option<(Stamp, [u64; WORDS])> {
         let state = self.state.load(Acquire);

@@ -4,7 +4,7 @@ use crate::sync::{AtomicU64, Word};
 #[cfg(not(loom))]
 use std::mem::offset_of;
 
-/// Words of a slot: a cache line. The first word of a record's first slot is its ready word, the rest of its slots is what it carries.
+/// Words of a slot: a cache line. The first word of a record's first slot is its ready word. The rest of its slots carries the record's bytes.
 pub(crate) const SLOT_WORDS: usize = if cfg!(loom) { 2 } else { 8 };
 /// Slots of a ring, a power of two.
 pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
@@ -42,7 +42,7 @@ pub(crate) struct Side {
     pub(crate) flags: Alone<Flags>,
     /// How many slots of the other side's ring this side's consumer has given back since the beginning, modulo 2^64.
     pub(crate) credit: Alone<AtomicU64>,
-    /// What this side uses of the other's table: see [`crate::announce`].
+    /// The entries of the other's table that this side uses now: see [`crate::announce`].
     pub(crate) announced: [Line<AtomicU64>; HAZARD_SLOTS],
 }
 
@@ -68,7 +68,7 @@ impl Default for Slots {
     }
 }
 
-/// For each slot of a ring, who may use the memory that the record beginning there speaks of: see [`crate::ring`].
+/// For each slot of a ring, which side may use the memory that the record beginning there speaks of: see [`crate::ring`].
 #[cfg_attr(not(loom), repr(C, align(128)))]
 pub(crate) struct Claims(pub(crate) [AtomicU64; SLOTS]);
 

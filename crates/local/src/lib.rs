@@ -1,4 +1,4 @@
-//! What two processes of one host share: a segment of memory with a ring of records in each direction, and the means to wake each other.
+//! Memory that two processes of one host share: a segment with a ring of records in each direction, and the means to wake each other.
 //!
 //! One process makes a [`Segment`] and passes its descriptor to the other, which opens it. Each then has a [`Producer`] and a [`Consumer`]:
 //! records that go in at one process's producer come out of the other's consumer, in order. While both poll, that takes no system call. A
@@ -7,17 +7,17 @@
 //! way round ([`Producer::prepare_to_wait`], [`Consumer::peer_waits`]). A record may lend memory of its producer's ([`Slot::publish_loan`],
 //! [`Record::claim`]).
 //!
-//! For one-sided operations, each process has a [`Table`] of what others may use of its memory, which they map, and says in the segment what it
-//! is using of the other's at this instant ([`HazardSlots`]), so that taking an entry back can wait for those who use it ([`HazardView`]).
+//! For one-sided operations, each process has a [`Table`] of the memory that others may use, which they map. It says in the segment which entries of
+//! the other's it uses at this instant ([`HazardSlots`]), so that a process that takes an entry back can wait for the users ([`HazardView`]).
 //!
-//! What the records and the entries mean is the business of the transport above. Nothing here trusts the other process: it may write anything to any
-//! word of the segment at any time. All of the segment is atomic words, so that is no data race; what is read is judged after it has been copied
-//! out; and the worst that comes of it is [`Corrupt`], garbage in a record or an entry, or silence.
+//! The transport above says what the records and the entries mean. Nothing here trusts the other process: it may write anything to any
+//! word of the segment at any time. All of the segment is atomic words, so that is no data race. Each value is copied out before it is judged.
+//! The worst outcome is [`Corrupt`], garbage in a record or an entry, or silence.
 //!
 //! * [`segment`]: the memory, sealed so that it cannot shrink under its users
 //! * [`ring`]: the two halves of a direction
-//! * [`table`]: what a process lets others use
-//! * [`announce`]: who uses which entry of it now
+//! * [`table`]: the keys and queue pairs that a process lets others use
+//! * [`announce`]: which of its entries each process uses now
 //! * [`doorbell`]: an event descriptor
 //! * [`membarrier`]: lets the busy side look at the other's sleeping flag with a plain load
 

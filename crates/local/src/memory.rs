@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Nobody can make it shorter under its users, or longer, or take more seals.
+/// No process can make it shorter under its users, or longer, or take more seals.
 pub(crate) const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// What memory that others change may be looked at as.
@@ -37,10 +37,10 @@ pub(crate) fn seal(file: &File, seals: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
 
-/// What another process calls a `T` with these seals. An error of the kind `InvalidData` if it is not sealed like that, or has another size.
+/// Opens another process's file of a `T` with these seals. An error of the kind `InvalidData` if it is not sealed like that, or has another size.
 pub(crate) fn open<T: Words>(descriptor: OwnedFd, seals: libc::c_int) -> io::Result<File> {
     let file = File::from(descriptor);
-    // Seals first: a file that nobody can make shorter does not become so after its length has been looked at.
+    // Seals first: a file that no process can make shorter does not become so after its length has been looked at.
     // SAFETY: fcntl(2) on a descriptor of ours.
     let found = if cfg!(miri) { seals } else { unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } };
     if found < 0 || found & seals != seals {
@@ -52,7 +52,7 @@ pub(crate) fn open<T: Words>(descriptor: OwnedFd, seals: libc::c_int) -> io::Res
     Ok(file)
 }
 
-/// What is not what it should be.
+/// The error for a descriptor or memory that is not as it should be.
 pub(crate) fn invalid(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
@@ -114,7 +114,7 @@ impl<T: Words> Drop for MappedMemory<T> {
     fn drop(&mut self) {
         // After a fork something else may be mapped there in the child.
         if !cfg!(miri) && std::process::id() == self.process {
-            // SAFETY: mapped by `new`, and nobody borrows from us.
+            // SAFETY: mapped by `new`, and no borrow of it is left.
             unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
         }
     }
@@ -128,7 +128,7 @@ fn memfd(name: &CStr) -> io::Result<File> {
         // SAFETY: a live string and plain flags.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if fd >= 0 {
-            // SAFETY: a descriptor that was just made, owned by nobody else.
+            // SAFETY: a descriptor that was just made, and that has no other owner.
             return Ok(unsafe { File::from_raw_fd(fd) });
         }
         let error = io::Error::last_os_error();

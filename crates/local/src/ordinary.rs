@@ -14,7 +14,7 @@ use std::sync::{LazyLock, Mutex};
 #[derive(Clone, Copy)]
 struct At(NonNull<u8>);
 
-// SAFETY: an address; who gets it says what is there.
+// SAFETY: an address alone; the function that hands it out says what type is there.
 unsafe impl Send for At {}
 
 static ALL: LazyLock<Mutex<HashMap<u64, At>>> = LazyLock::new(Mutex::default);

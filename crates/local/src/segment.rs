@@ -26,7 +26,7 @@ pub struct Segment {
     registration: Registration,
 }
 
-/// What a side has of a segment. None of it shares state with another: each may be behind a lock of its own.
+/// The parts that a side has of a segment. None of them shares state with another: each may be behind a lock of its own.
 pub struct Parts {
     /// The writer of the ring that this side writes.
     pub producer: Producer,
@@ -58,7 +58,7 @@ impl Segment {
     }
 
     /// The other side of a segment that another process has created. An error of the kind `InvalidData` if the descriptor is not that of a segment
-    /// of this version which nobody has opened so far.
+    /// of this version which no process has opened so far.
     pub fn open(descriptor: OwnedFd) -> io::Result<Segment> {
         Self::open_with(descriptor, Registration::take())
     }

@@ -1,7 +1,7 @@
 //! How a side that goes to sleep and one that has news for it do not miss each other.
 //!
-//! The sleeper raises a flag, passes a fence, and looks once more for news; the other side brings its news and then looks at the flag. Whoever
-//! is later sees what the other did. A flag is only ever changed by swaps: both sides change it, and each is to build on what the other left.
+//! The sleeper raises a flag, passes a fence, and looks once more for news. The other side brings its news, and then looks at the flag. The later
+//! of the two sees the other's store. A flag is only ever changed by swaps: both sides change it, and each is to build on the other's value.
 //! [`crate::membarrier`] says which side pays for the fence.
 
 use crate::layout::Flags;

@@ -1,14 +1,14 @@
-//! What a process lets the others of its host use: its memory keys and queue pairs, in memory that it alone writes and they map.
+//! The memory keys and queue pairs that a process lets the others of its host use, in memory that it alone writes and they map.
 //!
-//! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the name that it knows from elsewhere. What
-//! the words of an entry mean is the business of the transport above. Before looking, the other process announces the entry
+//! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the name that it knows from elsewhere. The
+//! transport above says what the words of an entry mean. Before looking, the other process announces the entry
 //! ([`HazardSlots`](crate::HazardSlots)); after withdrawing, the owner waits until nobody announces it any more:
 //!
 //! 1. [`Table::withdraw`]
 //! 2. [`announce::barrier`](crate::announce::barrier), for all processes that have the table
 //! 3. until it says no, for each of them: [`HazardView::is_announced`](crate::HazardView::is_announced)
 //!
-//! Then nobody uses what the entry stood for, and the entry may be published anew.
+//! Then no process uses the memory that the entry stood for, and the entry may be published anew.
 //!
 //! The memory is sparse: what was never written takes no room but addresses.
 
@@ -24,7 +24,7 @@ use crate::memory::{self, MappedMemory, SEALS as SIZE_SEALS, Words, invalid};
 use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 const NAME: &CStr = c"adverb-table";
-/// Nobody but who has it mapped already, its owner, writes it.
+/// Only its owner, which has it mapped already, writes it.
 const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
 const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
@@ -59,7 +59,7 @@ impl Table {
         self.file.as_fd()
     }
 
-    /// Publishes an entry under a name. It is withdrawn, and nobody announces it any more; nobody else changes it meanwhile.
+    /// Publishes an entry under a name. It is withdrawn, and no process announces it any more. No other thread changes it meanwhile.
     ///
     /// # Panics
     /// If there is no such index.
@@ -67,7 +67,7 @@ impl Table {
         self.contents.publish(kind, index, name, words);
     }
 
-    /// Takes an entry back, or does nothing if it is not there: nobody finds it from now on. Who has found it may go on to use it until the
+    /// Takes an entry back, or does nothing if it is not there: no process finds it from now on. A process that has found it may go on to use it, until the
     /// caller has waited for that: see the [module](self).
     ///
     /// # Panics
@@ -76,7 +76,7 @@ impl Table {
         self.contents.withdraw(kind, index);
     }
 
-    /// Says how much the queue pair that is published at an index has taken in from its peer. What that counts is the business of the transport above.
+    /// Says how much the queue pair that is published at an index has taken in from its peer. The transport above says what is counted.
     ///
     /// # Panics
     /// If there is no such index.
@@ -102,8 +102,8 @@ impl Foreign {
         Ok(Foreign(contents))
     }
 
-    /// What an entry says, if it is there under this name, and which publication that is. The words are those of one publication, and what they stand for
-    /// stays what it is, if the caller has announced the entry before, and until it takes that back.
+    /// The words of an entry, if it is there under this name, and which publication they are of. If the caller has announced the entry before, the memory that
+    /// they stand for stays as it is until the caller takes the announcement back.
     #[inline]
     pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<(Stamp, [u64; WORDS])> {
         self.0.get(kind, index, name)

@@ -13,7 +13,7 @@ type Memory = crate::memory::MappedMemory<SegmentLayout>;
 #[cfg(loom)]
 type Memory = SegmentLayout;
 
-/// What the two sides of a segment say, as one of them sees it.
+/// The words that the two sides of a segment write, as one of the sides sees them.
 #[derive(Clone)]
 pub(crate) struct Sides {
     own: NonNull<Side>,
@@ -42,14 +42,14 @@ impl Sides {
         }
     }
 
-    /// What this side says.
+    /// The words that this side writes.
     #[inline]
     pub(crate) fn own(&self) -> &Side {
         // SAFETY: a part of the segment, which `_memory` keeps; all atomics.
         unsafe { self.own.as_ref() }
     }
 
-    /// What the other side says.
+    /// The words that the other side writes.
     #[inline]
     pub(crate) fn peer(&self) -> &Side {
         // SAFETY: as in `own`.
@@ -57,7 +57,7 @@ impl Sides {
     }
 
     /// Whether the rare side of a fence calls membarrier(2), and the busy one does nothing. Both sides must have said so. (A peer that changes our word
-    /// for it is told too little, and nobody else is.)
+    /// for it harms itself alone: we tell it too little.)
     #[inline]
     fn has_membarrier(&self) -> bool {
         let says = |side: &Side| side.flags.0.membarrier.load(Relaxed) != 0;
@@ -80,8 +80,8 @@ impl Sides {
 /// tried again.
 #[cold]
 pub(crate) fn heavy_fence<'a>(all: impl Iterator<Item = &'a Sides> + Clone) -> bool {
-    // Whoever gets by with a light fence has passed a full one since it said that it is registered (`Sides::new`): either that comes after this one,
-    // and it sees what we have stored, or before, and we see here that it is registered.
+    // A busy side that passes a light fence only has passed a full one since it said that it is registered (`Sides::new`). If that fence came after this one,
+    // the busy side sees our stores. If it came before, this side sees here that the other is registered.
     fence(SeqCst);
     if !all.clone().any(Sides::has_membarrier) || membarrier::barrier() {
         return true;
@@ -172,7 +172,7 @@ impl View {
         &self.words()[index(position) * SLOT_WORDS..]
     }
 
-    /// The word that says who may use what the record at a position speaks of.
+    /// The word that says which side may use the memory that the record at a position speaks of.
     #[inline]
     pub(crate) fn claim(&self, position: u64) -> &AtomicU64 {
         // SAFETY: as in `words`.

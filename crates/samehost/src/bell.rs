@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// A doorbell between two processes. A child of fork closes its copy of the descriptor.
 pub struct Bell {
-    // Before the descriptor is closed, and given to somebody else.
+    // First, before the descriptor is closed, and its number names another file.
     _noted: ForkClosedFd,
     bell: Doorbell,
 }

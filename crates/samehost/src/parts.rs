@@ -1,4 +1,4 @@
-//! What a channel between two processes is made of.
+//! The parts of a channel between two processes.
 
 use crate::bell::Bell;
 use crate::landmark::Probe;

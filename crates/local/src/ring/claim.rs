@@ -1,8 +1,8 @@
-//! Memory of the producer's that a record speaks of, and who may use it now.
+//! Memory of the producer's that a record speaks of, and which side may use it now.
 //!
 //! Each such record has a word: its position, and one of five states. The consumer *claims* the memory before it reads there, and gives it up after that.
 //! The producer *withdraws* it when it has other plans for it: at once if it is not claimed, else when the consumer has given it up. A consumer that
-//! does not do so in time finds, when it looks again after its reading, that it had no right to it any more: what it has read is void then. All is said by
+//! does not do so in time looks again after its reading, and finds that it had lost its right. The bytes that it has read are void then. Both sides speak only by
 //! exchanges of this one word; since it holds the position, a late one does nothing to a later record.
 
 use crate::sync::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
@@ -56,7 +56,7 @@ pub(super) fn offer(view: &View, position: u64) -> Loan {
     Loan(position)
 }
 
-/// Whether one state took the place of another. Whatever the consumer did before is seen by the producer after, and the other way round.
+/// Whether one state took the place of another. Each side sees all that the other did before its own exchange.
 fn change(claim: &AtomicU64, position: u64, from: u64, to: u64) -> bool {
     claim.compare_exchange(word(position, from), word(position, to), AcqRel, Acquire).is_ok()
 }
@@ -74,7 +74,7 @@ impl Loans {
         change(self.0.claim(loan.0), loan.0, OFFERED, state(why)) || self.is_over(loan)
     }
 
-    /// Takes it back from a consumer that does not finish: nothing will come of what it reads.
+    /// Takes it back from a consumer that does not finish: the bytes that the consumer reads are void.
     pub fn revoke(&self, loan: Loan, why: Withdrawal) {
         let _ = self.withdraw(loan, why) || change(self.0.claim(loan.0), loan.0, CLAIMED, state(why));
     }
@@ -109,7 +109,7 @@ impl<'a> Claim<'a> {
     }
 
     pub(super) fn check(&self) -> Result<(), Withdrawal> {
-        // Acquire is for what was read before; the exchange is a store, which nothing before it may pass.
+        // Acquire: the reads of the payload come first. The exchange is a store, too, and no earlier access may pass it.
         let holds = change(self.claim, self.position, CLAIMED, CLAIMED);
         if holds { Ok(()) } else { Err(self.withdrawal()) }
     }

@@ -16,7 +16,7 @@ pub struct Consumer {
     returned: u64,
 }
 
-/// A look at the ring from outside of whatever keeps the consumer's users apart.
+/// A look at the ring by a thread that does not have the consumer, without the lock around the consumer.
 pub struct Glance {
     view: View,
 }
@@ -41,7 +41,7 @@ impl Consumer {
         Consumer { view, position: 0, returned: 0 }
     }
 
-    /// A look at the ring for whoever has the consumer's [`position`](Self::position).
+    /// A look at the ring for a thread that has read the consumer's [`position`](Self::position).
     pub fn glance(&self) -> Glance {
         Glance { view: self.view.clone() }
     }
@@ -82,7 +82,7 @@ impl Consumer {
         }
     }
 
-    /// What the ready word at our position says, read once: nothing, or a length, whatever it may be.
+    /// The ready word at our position, read once: nothing, or a length, which may be any number.
     #[inline]
     fn next(&mut self) -> Result<Option<u32>, Corrupt> {
         // Acquire: the bytes of the record were written before.
@@ -195,7 +195,7 @@ impl Record<'_> {
         self.claims().begin()
     }
 
-    /// Whether nobody has taken the claim away meanwhile: to be asked after [`Record::claim`] and the reading. The record stays claimed.
+    /// Whether the producer has not taken the claim away meanwhile: to be asked after [`Record::claim`] and the reading. The record stays claimed.
     ///
     /// # Errors
     /// What was read is void.

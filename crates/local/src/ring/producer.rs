@@ -127,9 +127,9 @@ impl Producer {
     /// Looks how far the consumer is. Are the slots before `end` free?
     #[cold]
     fn refresh(&mut self, end: u64) -> bool {
-        // Acquire: what the consumer read from the slots it had read before we overwrite them.
+        // Acquire: the consumer has read its slots before we overwrite them.
         let consumed = self.view.sides.peer().credit.0.load(Acquire);
-        // Between what it had consumed and what there was to consume.
+        // A true count lies between the consumer's last count and the last record that we have put in.
         if consumed.wrapping_sub(self.consumed) > self.position - self.consumed {
             self.corrupt = true;
         } else {

@@ -6,7 +6,7 @@ use adverb_local::Record;
 /// A record of so many bytes is copied out whole.
 pub const SHORT: usize = 128;
 
-/// Room for what is copied out of a record before it is judged.
+/// Room for the first words of a record, which are copied out before they are judged.
 pub type Words = [u64; SHORT / 8];
 
 /// Copies out the first words of a record, and finds the payload behind them, which stays where it is: it is copied once, to its place. `None` if the record is shorter.

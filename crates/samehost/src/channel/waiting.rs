@@ -1,4 +1,4 @@
-//! Who waits for room in a channel, and for how long; and the look at what waits for a program.
+//! Which senders wait for room in a channel, and for how long; and the look at records that wait for a program.
 
 use super::{Channel, Sender, Traffic};
 use crate::lock;
@@ -72,7 +72,7 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// Has the background thread look at what it could not take in. False if that cannot be had.
+    /// Has the background thread look later at records that it could not take in. False if no timer can be had.
     pub(super) fn look_later(&self) -> bool {
         let Some(this) = self.this.upgrade() else { return false };
         self.traffic.engine().is_ok_and(|engine| engine.reactor.set_timer(LOOK, Arc::new(Look(this))).is_ok())
@@ -84,7 +84,7 @@ impl<T: Traffic> Channel<T> {
             let held = if told { Some(self.tx.lock()) } else { self.tx.try_lock() };
             let Some(mut tx) = held else { return };
             let room = tx.producer.room().is_some_and(|room| room >= T::LONGEST);
-            // What was asked of the other side was asked for once.
+            // This side has asked the other to ring once, so it asks again.
             let waits = !room && !self.is_dead() && tx.producer.check().is_ok();
             if waits && (!told || tx.producer.prepare_to_wait(T::LONGEST)) {
                 return;
@@ -135,7 +135,7 @@ impl<T: Traffic> reactor::Source for Impatience<T> {
     }
 }
 
-/// A look at what waits for a program.
+/// A look at the records that wait for a program.
 struct Look<T: Traffic>(Arc<Channel<T>>);
 
 impl<T: Traffic> reactor::Source for Look<T> {
