@@ -1,8 +1,8 @@
-//! Whether a completion queue is armed, and what of its completions no event has told of.
+//! Whether a completion queue is armed, and which of its completions no event has told of.
 //!
 //! A program arms the queue, polls it once more, and sleeps until there is an event. Arming and adding a completion both take the ring's lock, so that a
-//! completion either finds the queue armed or is found when it is armed; the event itself is raised without the lock, by whoever takes the arming
-//! away. So each arming raises one event at most. `model` checks it.
+//! completion either finds the queue armed or is found when it is armed. The thread that takes the arming away raises the event, without the
+//! lock. So each arming raises one event at most. `model` checks it.
 
 use crate::sync::{AtomicU8, Ordering};
 
@@ -52,7 +52,7 @@ impl Arming {
         self.0.load(Ordering::Relaxed) != UNARMED
     }
 
-    /// Nobody waits for an event any more.
+    /// No thread waits for an event any more.
     pub(crate) fn disarm(&self) {
         self.0.store(UNARMED, Ordering::Release);
     }

@@ -1,16 +1,16 @@
-//! Long work under a queue pair's lock, for which nobody waits who posts or polls.
+//! Long work under a queue pair's lock, for which no posting or polling thread waits.
 //!
-//! While the kernel copies, in either direction, a queue pair's lock is held: nobody else is to send, fail or reset it meanwhile. Who only wants to post or poll
-//! finds that out instead of waiting, leaves a note, and goes on; the holder, once the lock is free, does what he would have done. `model` checks it.
+//! While the kernel copies, in either direction, a queue pair's lock is held: no other thread is to send, fail or reset it meanwhile. A thread that only posts or
+//! polls sees the lock taken, leaves a note, and goes on. The holder, once the lock is free, does what that thread would have done. `model` checks it.
 
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence_behind};
 
 /// The long work under way on one queue pair. Thread-safe.
 #[derive(Default)]
 pub struct Busy {
-    /// Holders of the lock who are at it, or have just let it go.
+    /// Holders of the lock that do such work, or have just let it go.
     holders: AtomicU32,
-    /// Somebody has gone away without the lock.
+    /// A thread has gone away without the lock.
     missed: AtomicBool,
 }
 
@@ -25,7 +25,7 @@ impl Busy {
         done
     }
 
-    /// Somebody who has not got the lock leaves a note. False: the holder may not find it, since the work is over, or was none.
+    /// A thread that has not got the lock leaves a note. False: the holder may not find it, since the work is over, or was none.
     #[cold]
     pub fn leave_note(&self) -> bool {
         let is_busy = || self.holders.load(Ordering::SeqCst) > 0;
@@ -34,7 +34,7 @@ impl Busy {
         }
         self.missed.store(true, Ordering::SeqCst);
         fence_behind();
-        // Either we find it over, or the holder, who looks after that, finds the note.
+        // Either this thread finds the work over, or the holder, which looks after that, finds the note.
         is_busy()
     }
 
@@ -58,7 +58,7 @@ mod tests {
         assert!(busy.take_note() && !busy.take_note() && !busy.leave_note());
     }
 
-    /// Everybody's work is done, by himself or by who has found the note.
+    /// The work of each thread is done, by itself or by the thread that has found the note.
     #[test]
     fn nothing_that_was_left_is_forgotten() {
         // An interpreter takes long.

@@ -2,7 +2,7 @@
 //!
 //! Only the calls that wait for an event are cancellation points. Many functions of the C library are, too, even inside the
 //! standard library; a cancellation there would unwind through frames that hold locks or do not permit it. So the calls of the C
-//! libraries that do not wait run under a [`CancellationGuard`], and what the fast path needs is a system call of its own.
+//! libraries that do not wait run under a [`CancellationGuard`], and the fast path has a system call of its own.
 
 use core::ffi::c_int;
 

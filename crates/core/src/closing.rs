@@ -78,7 +78,7 @@ pub(crate) fn is_full() -> bool {
     waiting() >= MOST_WAITING
 }
 
-/// Gives a descriptor that is nobody else's any more to the closing thread. Never waits for its close.
+/// Gives a descriptor that no other part of the process uses any more to the closing thread. Never waits for its close.
 #[cold]
 #[inline(never)]
 pub(crate) fn hand_over(fd: RawFd) {
@@ -120,7 +120,7 @@ impl Closer {
             };
             drop(state);
             fork::disown_descriptor(fd);
-            // SAFETY: it was handed over, and nobody else uses it.
+            // SAFETY: it was handed over, and no other thread uses it.
             unsafe { libc::syscall(libc::SYS_close, fd) };
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             state = self.state();
@@ -183,7 +183,7 @@ impl AsRawFd for PassedFd {
 impl Drop for PassedFd {
     fn drop(&mut self) {
         if self.is_memory() || self.is_event() {
-            // SAFETY: ours alone; nobody uses it any more.
+            // SAFETY: ours alone; no other thread uses it any more.
             unsafe { libc::syscall(libc::SYS_close, self.0) };
         } else {
             hand_over(self.0);

@@ -4,7 +4,7 @@ use crate::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-/// What is done with the name of a thread that has panicked.
+/// The function that is called with the name of a thread that has panicked.
 static TOLD: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Has this called after each panic in a thread of the engine, in that thread. The first call counts.
@@ -20,7 +20,7 @@ fn tell(thread: &str) {
 
 /// Does `work` in a thread of the engine called `thread`. Returns false if it panicked.
 pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
-    // What the locks of the engine protect is consistent between any two statements, and after this the program gets errors from it only.
+    // The values under the engine's locks are consistent between any two statements, and after this the program gets errors from it only.
     if catch_unwind(AssertUnwindSafe(work)).is_ok() {
         return true;
     }

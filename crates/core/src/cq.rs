@@ -19,23 +19,23 @@ use crate::users::DependentCount;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
-/// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
+/// The receiving side of the queue pairs that complete on a completion queue, which its polls drive.
 ///
-/// A lane is drained by whoever gets its try-lock. While nobody drains it, the background thread does.
+/// The thread that gets a lane's try-lock drains it. While no thread of the program drains it, the background thread does.
 pub trait Lane: Send + Sync {
     /// Takes in what has arrived and sends what is due, without ever waiting. Returns whether anything was done.
     fn poll(&self) -> bool;
-    /// A poll gives the program completions of a queue of this lane, whoever has taken in what they are about. Only after [`tell_of_finds`].
+    /// A poll gives the program completions of a queue of this lane, whichever thread has taken in their packets. Only after [`tell_of_finds`].
     fn found(&self) {}
     /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits to be gathered leaves.
     fn settle(&self) {}
-    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
+    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when no queue pair needs it any more.
     fn lasts(&self) -> bool {
         false
     }
     /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must watch the lane.
     fn arm(&self);
-    /// Whoever polls the queue from now on serves one-sided requests, too: the background thread keeps off while polls go on.
+    /// Threads that poll the queue from now on serve one-sided requests, too: the background thread keeps off while polls go on.
     fn serve(&self) {}
     /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there are none, it is as good as armed.
     fn attend(&self) {
@@ -107,7 +107,7 @@ impl CompletionChannel {
                 this.events.wait_with(&mut taken)?;
             }
             if let Some(queue) = found {
-                // Whoever takes an event polls, and finds what has come until now.
+                // The thread that takes an event polls, and finds all completions until now.
                 queue.lock().unheard.forget();
                 return Ok(queue);
             }
@@ -126,7 +126,7 @@ impl CompletionChannel {
         /// What is ready ends a sleep before signals do, so after so many sleeps they come first.
         const SLEEPS: u32 = 16;
         // PRACTICE-EVENT-1
-        // ppoll(2) does not say which handler has run, so nobody waits by it where that matters.
+        // ppoll(2) does not say which handler has run, so no thread waits by it where that matters.
         if !self.events.is_empty()
             || !self.events.blocks()
             || self.interruptions.lately() == Interruption::Depends
@@ -479,7 +479,7 @@ impl CompletionQueue {
     }
 
     /// A program that has polled in vain for a while lets others run now and then: on a busy machine the peer may be among them, and would
-    /// otherwise wait for the end of this thread's time slice. While messages come and go nobody is let in between.
+    /// otherwise wait for the end of this thread's time slice. While messages come and go it does not yield.
     #[inline]
     fn found_nothing(&self) {
         const POLLS_BEFORE_YIELD: u32 = 256;
@@ -734,8 +734,8 @@ impl CompletionQueue {
         }
     }
 
-    /// From now on an armed queue reports only after `count` completions, or `period` microseconds after the first of them (ibv_modify_cq(3)); 0
-    /// for what is not to count. Failed requests are reported at once.
+    /// From now on an armed queue reports only after `count` completions, or `period` microseconds after the first of them (ibv_modify_cq(3)). 0 means
+    /// that this one of the two does not count. Failed requests are reported at once.
     ///
     /// # Errors
     /// ENODEV in a child of fork.
@@ -764,7 +764,7 @@ impl CompletionQueue {
         self.room.load(Ordering::Relaxed) as usize
     }
 
-    /// Whether requests of a queue pair have succeeded that nobody has polled.
+    /// Whether requests of a queue pair have succeeded whose completions the program has not polled.
     pub(crate) fn has_results_of(&self, number: u32) -> bool {
         if self.late().is_some_and(|late| late.has_results_of(number)) {
             return true;
@@ -782,7 +782,7 @@ impl CompletionQueue {
         self.withdraw(|completion| completion.queue_pair == number, |_| ());
     }
 
-    /// Takes out the completions that `wanted` picks, wherever they stand: those of a queue that ends, which nobody is to see.
+    /// Takes out the completions that `wanted` picks, wherever they stand: those of a queue that ends, which the program is not to see.
     pub fn withdraw(&self, wanted: impl Fn(&Completion) -> bool, mut taken: impl FnMut(&Completion)) {
         if let Some(late) = self.late() {
             late.withdraw(&wanted, &mut taken);
@@ -836,7 +836,7 @@ impl CompletionQueue {
         self.is_alone.store(alone, Ordering::Release);
     }
 
-    /// The program destroys the queue (ibv_destroy_cq(3)): events that nobody has fetched are withdrawn, and channel, context and
+    /// The program destroys the queue (ibv_destroy_cq(3)): events that the program has not fetched are withdrawn, and channel, context and
     /// device may go, though a connection that is still ending may hold the queue a little longer.
     ///
     /// # Errors
@@ -854,7 +854,7 @@ impl CompletionQueue {
         // In a child of fork a thread may have it that is not there.
         let ring = if self.born.is_here() { Some(self.lock()) } else { self.ring.try_lock() };
         let back = ring.map(|mut ring| {
-            // Nobody polls blank entries while the program waits for acknowledgements.
+            // No poll gets blank entries while the program waits for acknowledgements.
             ring.length = 0;
             ring.unheard.forget();
             self.length.store(0, Ordering::Release);

@@ -1,7 +1,7 @@
 //! The deadlines of the background thread, and until when it sleeps.
 //!
-//! The thread says under the lock up to which deadline it sleeps, and whoever sets an earlier one finds that there, and wakes it. So a deadline that is set
-//! while the thread is about to sleep is either one that it sees, or one that wakes it. `model` checks it.
+//! The background thread says under the lock up to which deadline it sleeps. A thread that sets an earlier one finds that there, and wakes it. So a deadline
+//! that is set while the background thread is about to sleep is either one that it sees, or one that wakes it. `model` checks it.
 
 use crate::sync::{Mutex, MutexGuard};
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timer(Instant, u64);
 
-/// Deadlines, each with who wants to know. Thread-safe.
+/// Deadlines, each with the source that is called when it passes. Thread-safe.
 pub(crate) struct Deadlines<S>(Mutex<Inner<S>>);
 
 struct Inner<S> {
@@ -52,7 +52,7 @@ impl<S> Deadlines<S> {
         (timer, wakes)
     }
 
-    /// Forgets one. Returns who wanted it, to be dropped without the lock.
+    /// Forgets one. Returns its source, to be dropped without the lock.
     pub(crate) fn cancel(&self, timer: Timer) -> Option<S> {
         let mut inner = self.lock();
         let dropped = inner.wanted.remove(&timer.1);
@@ -63,7 +63,7 @@ impl<S> Deadlines<S> {
         dropped
     }
 
-    /// Appends who wants those that have passed by `now`, which is asked at most once.
+    /// Appends the sources of those that have passed by `now`, which is asked at most once.
     pub(crate) fn take_due(&self, due: &mut Vec<S>, now: impl FnOnce() -> Instant + Copy) {
         let mut inner = self.lock();
         let mut asked = None;
@@ -77,7 +77,7 @@ impl<S> Deadlines<S> {
         }
     }
 
-    /// The thread is about to sleep until somebody wakes it, or until this, the first of them.
+    /// The background thread is about to sleep until another thread wakes it, or until this, the first of them.
     pub(crate) fn sleep(&self) -> Option<Instant> {
         let mut inner = self.lock();
         let first = inner.all.peek().map(|Reverse(timer)| timer.0);

@@ -28,7 +28,7 @@ pub fn above_all(descriptor: OwnedFd) -> OwnedFd {
 fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
     // SAFETY: a descriptor that is open, and plain numbers.
     let number = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
-    // SAFETY: it is fresh and nobody else's.
+    // SAFETY: it is fresh, and has no other owner.
     if number < 0 { descriptor } else { unsafe { OwnedFd::from_raw_fd(number) } }
 }
 
@@ -36,7 +36,7 @@ fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
 ///
 /// # Errors
 /// EFBIG for such a length; what ftruncate(2) answers.
-// By itself: who opens a device has little of the stack left.
+// A function by itself: a thread that opens a device has little of the stack left.
 #[inline(never)]
 pub fn set_length(descriptor: RawFd, length: usize) -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

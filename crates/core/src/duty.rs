@@ -1,8 +1,8 @@
-//! Whose duty it is to take in what arrives: the background thread's, or that of a thread of the program that sleeps for an event.
+//! Which thread takes in what arrives: the background thread, or a thread of the program that sleeps for an event.
 //!
-//! What arrives wakes whoever is on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is for:
+//! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is for:
 //! two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which
-//! things arrive as well as on its own; woken, it takes in what has come itself, whomever that is for. One thread has the duty at a time: of those
+//! things arrive as well as on its own; woken, it takes in all that has come itself, for any thread. One thread has the duty at a time: of those
 //! that sleep beside it each is woken by its own event alone. When the thread sleeps no more, the background thread is on duty again at once.
 //!
 //! A thread on duty that is kept from it, by a signal handler or a debugger, say, loses it: the background thread *looks*, from time to time, and takes it.
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The duty is taken from a thread that has had it for so long without being woken once, or for twice as long.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What is told apart by it: each time that a thread takes the duty, or goes on with it after it has been woken.
+/// The number of a turn. A new one begins each time that a thread takes the duty, or goes on with it after it has been woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn(u64);
 
@@ -89,7 +89,7 @@ impl Duty {
         state.seen.is_some()
     }
 
-    // Whoever has it waits for nothing but the kernel's word that a descriptor is watched.
+    // The thread with the lock waits only until the kernel has confirmed that a descriptor is watched.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -58,7 +58,7 @@ impl<T> EventQueue<T> {
         if fd < 0 {
             return Err(Error::system("eventfd"));
         }
-        // SAFETY: `fd` is fresh and nobody else's.
+        // SAFETY: `fd` is fresh, and has no other owner.
         let tokens = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { tokens, waiting: Mutex::default(), born: ForkGeneration::now() })
     }
@@ -83,7 +83,7 @@ impl<T> EventQueue<T> {
             waiting.withheld += 1;
             return;
         }
-        // Under the lock: whoever withdraws the event withdraws its token, too.
+        // Under the lock: a thread that withdraws the event withdraws its token, too.
         // The counter cannot overflow: one token for each event in memory.
         add_token(self.descriptor());
     }

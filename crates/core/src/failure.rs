@@ -1,5 +1,5 @@
-//! A panic in a thread of the engine: a mistake of ours. The program is not to wait for ever for what that thread would have done, and nothing
-//! goes on as if it had been done: it is said once, on standard error or in the log, all queue pairs go to error, so that their requests are
+//! A panic in a thread of the engine: a mistake of ours. The program is not to wait for ever for the work of that thread, and nothing
+//! goes on as if it had been done. The failure is said once, on standard error or in the log. All queue pairs go to error, so that their requests are
 //! flushed, each context reports `IBV_EVENT_DEVICE_FATAL`, each identifier `RDMA_CM_EVENT_DEVICE_REMOVAL`, and nothing new begins.
 //!
 //! [`crate::containment`] catches it.
@@ -28,7 +28,7 @@ pub trait FailureListener: Send + Sync {
     }
 }
 
-/// Whether a thread of the engine has failed, and whom that concerns. Thread-safe.
+/// Whether a thread of the engine has failed, and the objects that this concerns. Thread-safe.
 #[derive(Default)]
 pub struct Failure {
     failed: AtomicBool,
@@ -57,7 +57,7 @@ impl Failure {
     /// Adds an object that the failure concerns. EIO if the engine has failed already.
     pub fn concerns(&self, whom: Weak<dyn FailureListener>) -> Result<()> {
         self.concerned.add(whom);
-        // Whoever fails says so before looking for those whom it concerns.
+        // The failing thread stores `failed` before it looks for the objects concerned.
         self.check()
     }
 }

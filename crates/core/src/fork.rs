@@ -1,4 +1,4 @@
-//! What a child of fork(2) finds: nothing. Its copy of the engine has no threads and its sockets belong to the parent.
+//! A child of fork(2) has no engine: its copy of the engine has no threads, and its sockets belong to the parent.
 //!
 //! The child's handler takes no lock and frees nothing: it closes the engine's own descriptors, forgets the engine and counts up a
 //! generation. Objects remember the generation that they were born in; in the child they answer with an error and may be
@@ -46,8 +46,8 @@ static DESCRIPTORS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// What each of them was when it was marked. Programs close all descriptors that they do not know, and their numbers become those of other files.
 static IDENTITIES: [AtomicU64; WORDS * 64] = [const { AtomicU64::new(0) }; WORDS * 64];
 
-/// Tells files apart; 0 if nothing is open under the number. What has no inode of its own (an eventfd, an epoll set) is told from files that have one, and,
-/// because ours are closed by exec, from those that are not. For a child's handler, too: two system calls.
+/// Tells files apart; 0 if nothing is open under the number. A descriptor without an inode of its own (an eventfd, an epoll set) is told from files that have
+/// one. Because ours are closed by exec, it is also told from those that are not. For a child's handler, too: two system calls.
 fn identity(fd: i32) -> u64 {
     // SAFETY: all zero is a valid value; the calls take a number and a live local.
     unsafe {
@@ -80,7 +80,7 @@ pub fn disown_descriptor(fd: i32) {
     }
 }
 
-/// What a child forgets besides, once somebody has said so.
+/// A function that the child's handler calls besides: it has the child forget more. Set by [`install_handler`].
 static FORGOTTEN: OnceLock<fn()> = OnceLock::new();
 
 /// Registers the child's handler, once per process. The child calls `forget` in it, which may only load and store.
@@ -103,7 +103,7 @@ extern "C" fn in_child() {
         while bits != 0 {
             let fd = index * 64 + bits.trailing_zeros() as usize;
             if IDENTITIES[fd].load(Ordering::Relaxed) == identity(fd as i32) {
-                // SAFETY: the bit says that this process's copy of the descriptor is the engine's, and it is what it was.
+                // SAFETY: the bit says that this process's copy of the descriptor is the engine's, and its identity is unchanged.
                 unsafe { libc::close(fd as i32) };
             }
             bits &= bits - 1;

@@ -109,7 +109,7 @@ impl Gathering {
         self.state.load(Ordering::Relaxed) == WAITING
     }
 
-    /// Whether the timer runs already, so that a post that is put off wakes nobody.
+    /// Whether the timer runs already, so that a post that is put off wakes no thread.
     #[inline]
     #[must_use]
     pub fn is_looking(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The engine's own threads: how many there are, and when they leave the program's memory alone.
 //!
-//! Pages of a program with one thread can be moved while that thread is inside of a verbs call (`memory::moved`): nobody else
+//! Pages of a program with one thread can be moved while that thread is inside of a verbs call (`memory::moved`): no other thread of the program
 //! writes. The engine's threads must not count as the program's then, and must not write either.
 
 use crate::containment;
@@ -42,7 +42,7 @@ pub(crate) fn thread_data() -> (usize, usize) {
 pub(crate) struct MemoryHold<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
 
 impl Helpers {
-    /// The calling thread is one of the engine's. It says so itself, first of all: whoever counts must not count one that is not there yet.
+    /// The calling thread is one of the engine's. It says so itself, first of all: a thread that counts must not count one that is not there yet.
     pub fn enter(&self) -> Helper<'_> {
         self.count.fetch_add(1, Ordering::SeqCst);
         IS_HELPER.set(true);

@@ -9,14 +9,14 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How long nobody is let in after the system has had no descriptor or memory for another connection.
+/// How long no connection is let in after the system has had no descriptor or memory for another one.
 const REST: Duration = Duration::from_millis(100);
 
 /// A [listening socket](seqpacket::Listener), while the background thread serves it. Thread-safe.
 pub struct Inlet {
     take: Box<dyn Fn(Connection) + Send + Sync>,
     listener: RawFd,
-    /// The registration with the background thread. None once the listener has ended: the descriptor may be somebody else's by then.
+    /// The registration with the background thread. None once the listener has ended: the number may be another file's by then.
     token: Mutex<Option<Token>>,
 }
 
@@ -44,7 +44,7 @@ impl Inlet {
         self.token.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Lets nobody in for [`REST`]. Connections that wait stay in the queue of the socket, and the reactor would report them without end.
+    /// Lets no connection in for [`REST`]. Connections that wait stay in the queue of the socket, and the reactor would report them without end.
     fn rest(self: Arc<Self>) {
         let (Some(token), Ok(engine)) = (*self.token(), engine::engine()) else { return };
         if engine.reactor.set_timer(REST, self.clone()).is_ok() {
@@ -55,7 +55,7 @@ impl Inlet {
 
 impl Source for Inlet {
     fn ready(self: Arc<Self>, _: Readiness) {
-        // Bounded: whoever else waits comes with the next turn of the background thread.
+        // Bounded: other connections that wait come with the next turn of the background thread.
         for _ in 0..64 {
             match seqpacket::accept(self.listener) {
                 Ok(connection) => (self.take)(connection),

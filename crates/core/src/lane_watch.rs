@@ -21,7 +21,7 @@ const STREAK: u32 = 32;
 const LOOK: Duration = Duration::from_micros(50);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
-/// So many polls while somebody else has the processor, or for an instant, are those of a program that does nothing but poll.
+/// So many polls while another thread has the processor, or for an instant, are those of a program that does nothing but poll.
 const BUSY_POLLS: u32 = 4;
 /// A poll so recent means that the next one is about to come.
 const RECENT: Duration = Duration::from_micros(4);
@@ -73,7 +73,7 @@ pub struct LaneWatch {
     polls_serve: AtomicBool,
     /// The background thread was last woken in the middle of polls.
     is_coincidence: AtomicBool,
-    /// Whoever polls serves one-sided traffic, and wants the background thread to keep off.
+    /// Threads that poll serve one-sided traffic, and want the background thread to keep off.
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
     attendants: AtomicU32,
@@ -142,7 +142,7 @@ impl LaneWatch {
     }
 
     /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
-    /// Then the lane is disarmed: it must leave it. Whoever polls and sleeps in between is not fast enough.
+    /// Then the lane is disarmed: the background thread must leave it. A thread that polls and sleeps in between is not fast enough.
     pub fn yield_to_polls(self: &Arc<Self>) -> bool {
         let seen = self.polls.load(Ordering::Relaxed);
         std::thread::yield_now();
@@ -202,13 +202,13 @@ impl LaneWatch {
     pub fn waits_for_room(self: &Arc<Self>) {
         // Either an attendant that comes now finds that something waits for room, or it is found here.
         fence(Ordering::SeqCst);
-        // Without attendants somebody looks anyway.
+        // Without attendants the timer looks anyway.
         if self.attendants.load(Ordering::Relaxed) > 0 {
             self.look_soon();
         }
     }
 
-    /// Sees to it that somebody looks whether polls go on.
+    /// Sets the timer, if it does not run, so that the background thread looks whether polls go on.
     fn look_soon(self: &Arc<Self>) {
         let mut timer = self.lock();
         if !self.armed.load(Ordering::SeqCst) && !timer.looking {
@@ -305,7 +305,7 @@ impl Source for LaneWatch {
         } else if self.attendants.load(Ordering::SeqCst) > 0
             && !self.lane.upgrade().is_some_and(|lane| lane.waits_for_room())
         {
-            // Whoever sleeps there sees to it. It asks for the next look itself.
+            // The thread that sleeps there takes in all that comes. It asks for the next look itself.
             return;
         }
         if self.polls_serve.load(Ordering::Relaxed) {

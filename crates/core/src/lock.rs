@@ -1,4 +1,4 @@
-//! A lock for what is done in a few dozen nanoseconds, most of them with no other thread about.
+//! A lock for work of a few dozen nanoseconds, mostly with no other thread about.
 //!
 //! A thread that has taken the lock many times in a row becomes its *favourite*: it takes the lock and lets go by plain stores from then on, and no locked instruction
 //! holds up what it has just written for the other processor. Another thread that comes ends that: it takes the *gate*, says that there is no favourite any
@@ -6,10 +6,8 @@
 //! happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
 //! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment,
-//! then counts itself among
-//! the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the look first, and then the
-//! holder wakes nobody. Therefore
-//! a sleep ends by itself after [`SLEEP`]. `model` checks all but the sleep.
+//! then counts itself among the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the
+//! look first, and then the holder wakes no thread. Therefore a sleep ends by itself after [`SLEEP`]. `model` checks all but the sleep.
 
 use crate::barrier;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence, light_fence};
@@ -77,7 +75,8 @@ fn this_thread() -> usize {
     }
 }
 
-/// What a favourite writes. It belongs to one thread for good: a former favourite that is kept from its processor in the middle of an attempt writes there much later.
+/// The words that a favourite writes. They belong to one thread for good: a former favourite may be kept from its processor in the middle of an attempt, and
+/// write there much later.
 #[derive(Default)]
 struct Seat {
     /// The thread. Set once, with the gate.
@@ -89,7 +88,7 @@ struct Seat {
 /// A lock for work of a few dozen nanoseconds. A thread that takes it many times in a row gets cheaper access (see the module).
 /// A panic leaves the lock free: its value is consistent between any two statements.
 pub struct Lock<T> {
-    /// Taken by all but the favourite. Who has it changes the favourite, and has the value once nobody holds it from a seat.
+    /// Taken by all but the favourite. The thread that has it changes the favourite, and has the value once no thread holds that from a seat.
     gate: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
@@ -193,7 +192,7 @@ impl<T> Lock<T> {
     #[cold]
     fn favour_is_over(&self, seat: &Seat) {
         self.let_go(&seat.held);
-        // Whoever has the gate may have found the seat held by what was only an attempt. If this thread finds the gate taken now, the other looks at the seat again.
+        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the gate taken now, the other one looks at the seat again.
         fence(Ordering::SeqCst);
     }
 
@@ -360,7 +359,7 @@ impl<T> Lock<T> {
 
 #[cold]
 fn wake(_word: &AtomicU32) {
-    // In a model nobody sleeps.
+    // In a model no thread sleeps.
     #[cfg(not(loom))]
     // SAFETY: futex(2) on a live word.
     unsafe {
@@ -407,7 +406,7 @@ impl<T> Deref for LockGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: who made the guard found the lock free, and nobody else does while it lives.
+        // SAFETY: the thread that made the guard found the lock free, and no other thread does while the guard lives.
         unsafe { &*self.lock.value.get() }
     }
 }

@@ -26,9 +26,9 @@ pub type Readiness = u32;
 pub const READABLE: Readiness = libc::EPOLLIN as u32;
 /// There is room to write.
 pub const WRITABLE: Readiness = libc::EPOLLOUT as u32;
-/// The peer closed its direction: there is an end to be read behind whatever is there.
+/// The peer closed its direction: there is an end to be read behind the bytes that are there.
 pub const PEER_CLOSED: Readiness = libc::EPOLLRDHUP as u32;
-/// Report changes only: readiness that was reported, or came while nobody asked for it, is not repeated until [`Reactor::modify`].
+/// Report changes only: readiness that was reported, or came while it was not asked for, is not repeated until [`Reactor::modify`].
 pub const EDGE: Readiness = libc::EPOLLET as u32;
 /// The descriptor failed or hung up; always reported.
 pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
@@ -38,7 +38,7 @@ pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
     /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::attend`]).
-    /// The source must not leave the work to threads that poll: nobody else watches.
+    /// The source must not leave the work to threads that poll: no other thread watches.
     fn attended(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
     }
@@ -101,7 +101,7 @@ const NAME: &str = "adverb";
 
 impl Reactor {
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: plain flags and numbers; each descriptor is nobody else's.
+        // SAFETY: plain flags and numbers; each descriptor is fresh, and no other part of the process has it.
         let made = unsafe {
             [
                 ("epoll_create1", libc::epoll_create1(libc::EPOLL_CLOEXEC)),
@@ -112,7 +112,7 @@ impl Reactor {
         if let Some((call, _)) = made.iter().find(|(_, fd)| *fd < 0) {
             let error = Error::system(call);
             for (_, fd) in made {
-                // SAFETY: ours, and nobody has seen it; or none.
+                // SAFETY: ours, and no other thread has seen it; or none.
                 unsafe { libc::close(fd) };
             }
             return Err(error);

@@ -1,8 +1,8 @@
-//! How work is left to whoever has a lock, by threads that do not wait for it.
+//! How threads that do not wait for a lock leave their work to its holder.
 //!
-//! A thread that has something to do rings, and then tries the lock. The holder looks at the rings when it begins and, once it has let go, whether there
-//! has been one since: then it tries anew. So either the one who rang gets the lock, or the holder hears it. Between the two accesses of each side is a full
-//! fence: without one, each could miss the other. `model` checks it.
+//! A thread that has something to do rings, and then tries the lock. The holder looks at the rings when it begins. Once it has let go, it looks whether there
+//! has been one since, and if so tries the lock anew. So either the thread that rang gets the lock, or the holder sees the ring. Between the two accesses of
+//! each side is a full fence: without one, each could miss the other. `model` checks it.
 
 use crate::barrier;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence, fence_behind};
@@ -25,7 +25,7 @@ impl Rings {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// After the lock: whether it has rung since then, so that somebody may have found the lock taken.
+    /// After the lock: whether it has rung since then, so that another thread may have found the lock taken.
     #[inline]
     pub fn since(&self, heard: u32) -> bool {
         fence(Ordering::SeqCst);
@@ -41,7 +41,7 @@ impl WorkNote {
     /// There may be something to do. The caller tries the lock afterwards.
     #[inline]
     pub fn note(&self) {
-        // No plain store: it would hide the note before it, and what that makes visible, from whoever finds this one.
+        // No plain store: it would hide the note before it, and the work that the earlier note makes visible, from the thread that finds this one.
         self.0.swap(true, Ordering::SeqCst);
         fence_behind();
     }
@@ -53,7 +53,7 @@ impl WorkNote {
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::SeqCst)
     }
 
-    /// After the lock: whether somebody may have found it taken.
+    /// After the lock: whether another thread may have found it taken.
     #[inline]
     pub fn is_noted(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -89,8 +89,8 @@ impl RareWorkNote {
     }
 }
 
-/// What the holder of one lock does, in *rounds*, and work of another lock that comes too early while a round is under way: it is put off, and whoever has
-/// ended the round goes on with it. Neither waits for the other.
+/// The *rounds* of the holder of one lock, and work of a second lock that comes too early while a round is under way. That work is put off, and the thread that has
+/// ended the round goes on with it. Neither thread waits for the other.
 #[derive(Default)]
 pub struct Rounds {
     begun: AtomicU64,
@@ -131,7 +131,7 @@ impl Rounds {
         }
     }
 
-    /// With the second lock: its work is put off until the first lock is free. Whoever calls this tries that lock once more afterwards.
+    /// With the second lock: its work is put off until the first lock is free. The calling thread tries that lock once more afterwards.
     pub fn put_off(&self) {
         self.is_put_off.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -149,8 +149,8 @@ impl Rounds {
     }
 }
 
-/// Work that takes many turns, each of which takes the lock. Who posts more and finds the lock taken leaves it to the turns, as long as they go on; who takes
-/// the last one looks for what has been left.
+/// Work that takes many turns, each of which takes the lock. A thread that posts more and finds the lock taken leaves it to the turns, as long as they go on. The
+/// thread that takes the last turn looks for all that has been left.
 #[derive(Default)]
 pub struct Turns(AtomicBool);
 
@@ -174,7 +174,7 @@ impl Turns {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Without the lock, which was taken: whether whoever takes the turns will find what the caller has posted before.
+    /// Without the lock, which was taken: whether the thread that takes the turns will find all that the caller has posted before.
     #[inline]
     pub fn will_find(&self) -> bool {
         fence(Ordering::SeqCst);

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a thread's own instructions and system calls bring about.
+/// Signals that a thread's own instructions and system calls bring about.
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
@@ -50,13 +50,14 @@ impl Drop for SignalMask {
     }
 }
 
-/// What the program's signal handlers do to a system call that waits as read(2) does, on a descriptor without a time limit: those with SA_RESTART do not end it, the others do.
+/// How the program's signal handlers end a system call that waits as read(2) does, on a descriptor without a time limit: handlers with SA_RESTART do not, the
+/// others do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Interruption {
-    /// Whichever runs, the wait goes on. Or there is none.
+    /// No handler ends the wait. Or there is none.
     Never,
-    /// Whichever runs, the wait ends.
+    /// Each handler ends the wait.
     Always,
     /// There are handlers of both kinds, or one that was there for one signal only.
     Depends,
@@ -128,8 +129,8 @@ impl Interruptions {
     }
 }
 
-/// Writes where nobody may read any more, or into a file that may have no more bytes: that is an error, and no signal, whatever the process does about
-/// SIGPIPE and SIGXFSZ.
+/// Writes to a pipe or socket that has no reader any more, or into a file that may have no more bytes. That is an error, and no signal, however the process
+/// treats SIGPIPE and SIGXFSZ.
 ///
 /// # Errors
 /// Those of `write`.

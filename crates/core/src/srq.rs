@@ -30,7 +30,7 @@ pub struct SharedReceiveQueueAttributes {
 /// A shared receive queue. Thread-safe.
 ///
 /// Messages on many queue pairs take its receives at once and finish in any order, so places go from the free ones to the waiting ones, to a
-/// message, and back. The lock covers only these lists, never a copy or a call of somebody else.
+/// message, and back. The lock covers only these lists, never a copy or a call of other code.
 pub struct SharedReceiveQueue {
     domain: Arc<ProtectionDomain>,
     number: u32,
@@ -49,7 +49,7 @@ pub struct SharedReceiveQueue {
     born: ForkGeneration,
 }
 
-/// What a queue has whose receives complete on a completion queue of its own.
+/// The parts of a queue whose receives complete on a completion queue of its own.
 struct Extension {
     /// The domain of a queue of XRC (annex A14).
     domain: Option<Arc<XrcDomain>>,

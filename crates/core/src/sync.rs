@@ -1,4 +1,4 @@
-//! The atomics, fences, locks and cells of what `model` checks: the processor's and the system's, or those of the model checker.
+//! The atomics, fences, locks and cells of the code that `model` checks: the processor's and the system's, or those of the model checker.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
@@ -57,7 +57,7 @@ impl<T: Copy> Cell<T> {
     /// The value.
     ///
     /// # Safety
-    /// Nobody writes it meanwhile.
+    /// No other thread writes it meanwhile.
     #[inline]
     pub(crate) unsafe fn get(&self) -> T {
         #[cfg(loom)]
@@ -71,7 +71,7 @@ impl<T: Copy> Cell<T> {
     /// Puts another value into the cell.
     ///
     /// # Safety
-    /// Nobody reads or writes it meanwhile.
+    /// No other thread reads or writes it meanwhile.
     #[inline]
     pub(crate) unsafe fn set(&self, new: T) {
         #[cfg(loom)]

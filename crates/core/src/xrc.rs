@@ -21,7 +21,7 @@ pub type FileId = (u64, u64);
 /// How a domain is opened (struct ibv_xrcd_init_attr).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct XrcDomainOptions {
-    /// The file by which others of this process find the same domain; None: nobody does.
+    /// The file by which others of this process find the same domain; None: no other finds it.
     pub file: Option<FileId>,
     /// Make it if there is none (O_CREAT).
     pub create: bool,
@@ -29,7 +29,7 @@ pub struct XrcDomainOptions {
     pub exclusive: bool,
 }
 
-/// An open XRC domain (ibv_open_xrcd(3)). The domain itself lives as long as anybody has it open.
+/// An open XRC domain (ibv_open_xrcd(3)). The domain itself lives as long as the program has a handle of it open.
 ///
 /// Domains are this process's own: the file of one that another process has made names none here.
 pub struct XrcDomain {

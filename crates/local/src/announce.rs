@@ -86,7 +86,7 @@ impl HazardSlots {
     #[inline(always)]
     fn say(&self, slot: usize, key: u32, pair: u32) -> &AtomicU64 {
         let announcement = &self.sides.own().announced[slot].0;
-        // Release: the owner that sees this in place of an earlier announcement sees that what that was for has been done.
+        // Release: an owner that sees this word in place of an earlier announcement sees that the earlier operation has been done.
         announcement.store(word(key, pair), Release);
         announcement
     }

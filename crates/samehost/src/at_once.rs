@@ -1,7 +1,7 @@
 //! Short Writes and Reads, carried out as the program posts them.
 //!
-//! Most of what programs do within a host is this, so it is kept short: one element, memory of the peer that is mapped here, and everything known already
-//! from [`Direct`](crate::Direct), which carries out whatever else there is. What is checked is the same: the peer's queue pair and key stand as they were
+//! Most operations within a host are of this kind, so it is kept short: one element, memory of the peer that is mapped here, and everything known already
+//! from [`Direct`](crate::Direct), which carries out all others. The checks are the same: the peer's queue pair and key stand as they were
 //! published, the domain and rights fit, the bytes are inside, and our own key opens the element.
 
 use crate::neighbour::Neighbour;
@@ -113,7 +113,7 @@ impl AtOnce {
             }
         }
         let announced = self.place.announce(self.region.number, self.pair.index)?;
-        // What was found before counts, once it is sure that it still stands there.
+        // Entries that were found before count only if they still stand after the announcement.
         if !self.region.is_published() {
             drop(announced);
             self.turn_to(queues, request.rkey);

@@ -1,7 +1,7 @@
 //! Long operations in memory of other processes, which go on beside the thread that has posted them.
 //!
-//! A post carries out so much and no more; the rest is done by whoever polls meanwhile, each of whom takes a turn at a queue pair that nobody else is
-//! at, or else by the background thread. That keeps off while there are polls: on the same processor the two would only be in each other's way.
+//! A post carries out so much and no more. Threads that poll meanwhile do the rest: each takes a turn at a queue pair that no other thread works
+//! on. Or else the background thread does. That keeps off while there are polls: on the same processor the two would only be in each other's way.
 //!
 //! Where the program computes once it has posted ([`Habit`]), a post calls the background thread at once, and leaves long operations to it as soon as it comes. Not so
 //! where that thread has no processor but the poster's ([`Processor`]), nor where the poster is about to sleep until the end: then nothing goes on beside it.
@@ -30,18 +30,18 @@ pub const LONG: u32 = 512 << 10;
 
 /// What polls find: there are operations under way.
 const UNDER_WAY: u32 = 1;
-/// Nobody has polled since a long operation was posted.
+/// No thread has polled since a long operation was posted.
 const LEFT: u32 = 2;
 
 const AWAY: u8 = 0;
-/// The background thread takes turns, as others do.
+/// The background thread takes turns, as threads that poll do.
 const BESIDE: u8 = 1;
 /// The background thread carries on, and others wait for it.
 const THROUGH: u8 = 2;
 /// So long it takes for a turn, as a rule. One that takes longer may have no processor.
 const LATEST: Duration = Duration::from_micros(500);
 
-/// What has been carried out of the requests that need no packet.
+/// How far the requests that need no packet have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyProgress {
     /// All requests that need no packet have been carried out.
@@ -152,7 +152,7 @@ impl Copies {
         }
     }
 
-    /// Whoever polls takes a turn, if there is something to do. Returns whether there was.
+    /// A thread that polls takes a turn, if there is something to do. Returns whether there was.
     #[inline]
     pub fn poll(&self) -> bool {
         self.looks.load(Ordering::Relaxed) != 0 && self.take_turn()
@@ -179,7 +179,7 @@ impl Copies {
         worked
     }
 
-    /// A turn at one queue pair that nobody else is at. Returns whether anything was done.
+    /// A turn at one queue pair that no other thread works on. Returns whether anything was done.
     #[cold]
     fn go_on(&self) -> bool {
         let most = lock(&self.under_way).len();
@@ -221,7 +221,7 @@ impl Copies {
 /// Why the background thread comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Errand {
-    /// To look whether nobody polls.
+    /// To look whether no thread polls.
     Look,
     /// A post has called it, at this instant.
     Called(Duration),
@@ -248,14 +248,13 @@ const VAIN: u32 = 4;
 
 impl Beside {
     fn is_polled(&self) -> bool {
-        // Whoever looks now and then only does not carry on as fast as this thread could.
+        // A thread that polls only now and then does not carry on as fast as this thread could.
         let enough = (self.after.as_micros() / PER_POLL.as_micros()).max(1) as u32;
         self.copies.polls.load(Ordering::Relaxed).wrapping_sub(self.polls) >= enough
     }
 
-    /// Whether the background thread carries on to the end, and those who poll wait: a post has left the operations to it, and it has come before
-    /// anybody polled. The bytes are in the caches of its
-    /// processor then, where they are the next time as well.
+    /// Whether the background thread carries on to the end, and threads that poll wait: a post has left the operations to it, and it has come before
+    /// any thread polled. The bytes are in the caches of its processor then, where they are the next time as well.
     fn goes_through(&self) -> bool {
         match self.errand {
             Errand::Look => false,

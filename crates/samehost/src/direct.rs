@@ -1,11 +1,11 @@
 //! The initiator's side: one-sided operations carried out by this process in memory of another.
 //!
-//! The other process publishes what its keys and queue pairs permit ([`crate::sharing`]); all that is checked here as it would be there. Before it
-//! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
-//! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
+//! The other process publishes the rights of its keys and queue pairs ([`crate::sharing`]); all that is checked here as it would be there. Before it
+//! looks, the initiator announces the entries that it is going to use, so that the other process does not take the memory away meanwhile. Requests that are
+//! not permitted, or not in reach, go as packets: then the other engine reports the error.
 //!
-//! What of the other's memory is mapped here is copied by this process, and the rest by the kernel ([`Process`]). That takes a system call, in which the thread may
-//! have to wait for a page of the other process; so nobody waits for it ([`Busy`]).
+//! This process copies to and from memory of the other that is mapped here. For the rest, the kernel copies ([`Process`]): a system call, in which the thread may
+//! have to wait for a page of the other process. So no thread that posts or polls waits for it ([`Busy`]).
 
 use crate::at_once::AtOnce;
 use crate::neighbour::Neighbour;
@@ -33,7 +33,7 @@ const MOST_PAUSE: u32 = 64;
 #[derive(Default)]
 pub struct Direct {
     reach: Option<Arc<Reach>>,
-    /// What is published of the peer's queue pair.
+    /// The published entry of the peer's queue pair.
     pair: Option<Pair>,
     /// Requests before it is looked for again, and how many there were before the last look.
     pause: u32,
@@ -51,7 +51,7 @@ pub struct Direct {
     tally: Tally,
 }
 
-/// What has become of a request.
+/// The result of a step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The request is carried out.
@@ -155,7 +155,7 @@ impl Direct {
         reach.table.taken(pair.index as usize) >= count
     }
 
-    /// The other process has gone, or the queue pair goes to somebody else.
+    /// The other process has gone, or the queue pair gets another peer.
     pub fn forget(&mut self) {
         (self.reach, self.pair, self.region) = (None, None, None);
         self.begin_anew();
@@ -176,7 +176,7 @@ impl Direct {
         self.fault == Some(sequence)
     }
 
-    /// What the next step of a request takes, in bytes: a little more than it copies.
+    /// The budget that the next step of a request takes, in bytes: a little more than it copies.
     #[inline]
     pub fn left(&self, work: &SendWork) -> u32 {
         const OVERHEAD: u32 = 256;
@@ -230,7 +230,7 @@ impl Direct {
         Step::Done
     }
 
-    /// What is not mapped: by the kernel, or else as a packet.
+    /// Memory that is not mapped: by the kernel, or else as a packet.
     #[cold]
     fn execute_otherwise(
         &mut self,
@@ -259,7 +259,7 @@ impl Direct {
             }
             self.refused = Some(work.sequence);
         }
-        // From the beginning, since nobody can tell how far it has come.
+        // From the beginning, since it is not known how far the copy has come.
         self.done = 0;
         Step::Packet
     }
@@ -358,7 +358,7 @@ impl Direct {
     }
 }
 
-/// What has become of a slice of a request in memory that is mapped.
+/// The result of a slice of a request in memory that is mapped.
 enum InView {
     Done,
     /// Bytes are not there, here or at the other program's: it may be done in another way.
@@ -393,7 +393,7 @@ fn in_view(
     if is_done { InView::Done } else { InView::Not }
 }
 
-/// What the owner keeps as it is, until this is dropped.
+/// The entries that the owner keeps as they are, until this is dropped.
 struct Stands<'a> {
     reach: &'a Reach,
     region: &'a Region,
@@ -415,7 +415,7 @@ fn announce<'a>(
     let told = pair.as_ref()?;
     let number = find(region, reach, work.rkey)?.number;
     let announced = place.get_or_insert_with(|| Place::find(neighbour)).announce(number, told.index)?;
-    // What was found before is judged, once it is sure that it still stands there.
+    // Entries that were found before count only if they still stand after the announcement.
     if !reach.says(told) {
         *pair = None;
         return None;

@@ -1,8 +1,8 @@
-//! What a program does once it has posted a long operation: it polls, or it computes first. And what it costs to have another thread carry that operation out meanwhile.
+//! Whether a program that has posted a long operation polls, or computes first. And the cost of another thread that carries the operation out meanwhile.
 //!
-//! Who polls carries the operation out himself, which is faster than to wake another thread for it. Who computes wants it carried out meanwhile. The past says which: how long the
-//! program stayed away after its last long posts, until it polled or posted again. One short stay tells more than many long ones, since a thread that polls may lose its
-//! processor, too.
+//! A thread that polls carries the operation out itself, which is faster than to wake another thread for it. One that computes wants it carried out meanwhile.
+//! The past says which: how long the program stayed away after its last long posts, until it polled or posted again. One short stay tells more than many long
+//! ones, since a thread that polls may lose its processor, too.
 //!
 //! A thread that is woken comes late: after microseconds where a processor is free, after milliseconds where none is. An operation that takes no longer than that is the poster's.
 //! Of a longer one the poster carries out what takes half of that time, while the other thread comes: then both the poster and the operation are late by that half.
@@ -10,16 +10,16 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// So long who polls does not stay away, as a rule.
+/// A program that polls does not stay away longer than this, as a rule.
 const LONG: Duration = Duration::from_micros(20);
 /// So many long stays in a row tell that the program computes.
 const ENOUGH: u32 = 2;
-/// What is expected of a thread that has not been woken yet.
+/// The delay that is expected of a thread that has not been woken yet.
 const LATE: Duration = Duration::from_micros(30);
-/// After so many posts of who computes it is tried anew how fast the poster is, and the other thread.
+/// After so many posts of a program that computes, the speeds of the poster and of the other thread are measured anew.
 const RETRY: u32 = 64;
 
-/// What a program does once it has posted a long operation, and what another thread costs that carries it out. A mistake costs time alone, so the words
+/// Whether a program that has posted a long operation polls or computes, and the cost of another thread that carries it out. A mistake costs time alone, so the words
 /// need no order among each other. Thread-safe.
 pub(crate) struct Habit {
     /// A long operation is being posted.
@@ -74,7 +74,7 @@ impl Habit {
         self.posting.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of an operation of so many the poster carries out while another thread is woken for it. None: nobody is woken.
+    /// How many bytes of an operation of so many the poster carries out while another thread is woken for it. None: no thread is woken.
     pub(crate) fn share(&self, length: u32) -> Option<u32> {
         if self.stays.load(Ordering::Relaxed) < ENOUGH {
             return None;

@@ -1,4 +1,4 @@
-//! What a transport has in common with other processes of this host.
+//! All that a transport has in common with other processes of this host.
 
 use crate::channel::{Channel, Channels};
 use crate::copies::Copies;
@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 
-/// What a transport has in common with other processes of this host: handshakes, channels, and memory that is shared. Thread-safe.
+/// All that a transport has in common with other processes of this host: handshakes, channels, and memory that is shared. Thread-safe.
 pub struct Hub<S: Side> {
     /// Which processes this one has met.
     pub handshakes: Handshakes<S>,
@@ -62,7 +62,7 @@ impl<S: Side> Hub<S> {
         self.sharing.enter(NeighbourLink::this(&**channel));
         self.channels.enter(channel);
         channel.begin();
-        // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
+        // It may have ended before: the first thread that looks finds out a peer that breaks the rules at once.
         if channel.neighbour.life() >= Life::Ended {
             side.forget(channel);
         }

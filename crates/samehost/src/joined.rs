@@ -1,7 +1,8 @@
 //! Regions of another process that its program shares by itself ([`Common`]), and that are mapped here because they are used.
 //!
-//! What has been used a few times by the kernel's copy is mapped, by a thread that the background thread starts. It is not mapped any more once its key does not stand for it, or nobody has used it for a
-//! while: so the memory of the other program goes when that gives it up, as far as we are concerned. There is a timer as long as anything is mapped.
+//! Memory that the kernel's copy has used a few times is mapped, by a thread that the background thread starts. It is unmapped once its key does not stand for
+//! it, or no operation has used it for a while. So the memory is not kept by this process when the other program gives it up. There is a timer as long as
+//! anything is mapped.
 
 use crate::lock;
 use crate::reach::{Reach, Region};
@@ -14,14 +15,14 @@ use std::time::Duration;
 
 /// After so many uses by the kernel's copy, each region is mapped.
 const WORTH: u32 = 4;
-/// What has not been used from one look to the next is not mapped any more.
+/// Memory that was not used from one look to the next is unmapped.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Whether a region is mapped, and what is to be done about that. Thread-safe.
 #[derive(Default)]
 pub(crate) struct MappingState {
     common: Mutex<Option<Arc<Common>>>,
-    /// Uses by the kernel's copy. From [`WORTH`] on somebody has asked, or it cannot be.
+    /// Uses by the kernel's copy. From [`WORTH`] on, a thread has asked for the mapping, or it cannot be mapped.
     uses: AtomicU32,
     /// The region has been used since the last look.
     is_used: AtomicBool,
@@ -41,13 +42,13 @@ impl MappingState {
         lock(&self.common).is_some()
     }
 
-    /// Counts a use by the kernel's copy. Whether somebody is to map them now.
+    /// Counts a use by the kernel's copy. Returns whether the caller is to have the bytes mapped now.
     #[inline]
     pub(crate) fn asks(&self) -> bool {
         self.uses.load(Ordering::Relaxed) < WORTH && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == WORTH
     }
 
-    /// Nobody maps them now: the next uses ask again.
+    /// No thread maps them now: the next uses ask again.
     pub(crate) fn ask_again(&self) {
         self.uses.store(0, Ordering::Relaxed);
     }
@@ -58,7 +59,7 @@ impl MappingState {
         *lock(&self.common) = common;
     }
 
-    /// The program has something else there: nobody tries again.
+    /// The program has something else there: this process does not try again.
     pub(crate) fn leave(&self) {
         let left = lock(&self.common).take();
         drop(left);
@@ -71,7 +72,7 @@ impl MappingState {
         }
         let stays = self.is_used.swap(false, Ordering::Relaxed) && is_published;
         if !stays {
-            // Who uses them again has them mapped again.
+            // The next uses have them mapped again.
             self.leave();
             self.uses.store(0, Ordering::Relaxed);
         }

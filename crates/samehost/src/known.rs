@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-/// What the last records of a channel were for, by number: at most eight entries, so that for most records no table is searched.
+/// The receivers of the last records of a channel, by number: at most eight entries, so that for most records no table is searched.
 pub struct LookupCache<E> {
     /// How often the table had changed.
     changes: u64,

@@ -41,7 +41,7 @@ impl Probe {
         Self { mark: random::word(), secret: random::word() | 1 }
     }
 
-    /// The probe that everybody else reads.
+    /// The probe that all other processes read.
     pub(crate) fn of_process() -> &'static Self {
         static PROBE: OnceLock<Probe> = OnceLock::new();
         PROBE.get_or_init(Probe::new)
@@ -57,7 +57,7 @@ impl Probe {
         self.mark
     }
 
-    /// Whether this is the word that nobody is told.
+    /// Whether this is the word of which no process is told.
     pub(crate) fn is_secret(&self, word: u64) -> bool {
         word == self.secret
     }

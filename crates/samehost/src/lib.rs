@@ -5,8 +5,8 @@
 //! that it maps, or by the kernel's copy. Long ones go on beside the thread that has posted them ([`copies`]). Payload of messages may stay where it is and be
 //! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
 //!
-//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport: how processes find each other,
-//! and what a channel carries, a transport says ([`Side`], [`NeighbourLink`]).
+//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport. A transport says how
+//! processes find each other, and what a channel carries ([`Side`], [`NeighbourLink`]).
 
 mod at_once;
 mod bell;

@@ -1,8 +1,8 @@
-//! What is lent to another process: memory of the program that messages to it speak of ([`adverb_local::Loan`]).
+//! Memory of the program that is lent to another process: messages to that process refer to it ([`adverb_local::Loan`]).
 //!
-//! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process is at it,
-//! which is as long as one copy of at most 256 KiB takes it; but no longer than [`READER_TIMEOUT`], and not for one that has ended: it may have been stopped. What it
-//! reads after that, it finds to be void.
+//! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process copies from it:
+//! as long as one copy of at most 256 KiB takes, but no longer than [`READER_TIMEOUT`], and not for a process that has ended, perhaps in the middle of a copy.
+//! Bytes that it reads after that are void, as it finds out.
 
 use crate::lock;
 use adverb_core::clock;
@@ -47,12 +47,12 @@ impl Loans {
     pub fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = KeyUse>) {
         let mut lent = lock(&self.lent);
         self.settle(&mut lent);
-        // Under the lock: whoever takes back finds it here as soon as it can be read.
+        // Under the lock: a thread that takes loans back finds this one as soon as the other process can read it.
         let loan = slot.publish_loan();
         lent.extend(pieces.into_iter().map(|lent| Piece { loan, number, lent }));
     }
 
-    /// Gives back what the other process has done with.
+    /// Gives back the loans that the other process has done with.
     pub(crate) fn tidy(&self) {
         self.settle(&mut lock(&self.lent));
     }

@@ -1,6 +1,6 @@
 //! Looks into the memory of another process, which may withhold it: a page there may be missing as long as that process wishes (userfaultfd(2), a file of FUSE).
 //!
-//! A thread of its own looks, and the background thread goes on with what has been found. So a process that withholds its memory stops one thread here, which has
+//! A thread of its own looks, and the background thread goes on with the result. So a process that withholds its memory stops one thread here, which has
 //! nothing else to do and holds no lock.
 
 use crate::lock;
@@ -54,7 +54,7 @@ impl<T: Send + 'static> Source for Look<T> {
     }
 }
 
-/// Calls `goes_on` once with what `read` has returned, in the background thread. None: the other process withholds its memory, or no thread can look. In the last case
+/// Calls `goes_on` once with the result of `read`, in the background thread. None: the other process withholds its memory, or no thread can look. In the last case
 /// `goes_on` is called at once, so the caller holds no lock that it takes.
 pub(crate) fn look<T: Send + 'static>(
     read: impl FnOnce() -> T + Send + 'static,

@@ -25,11 +25,11 @@ const MEMORY: u8 = 2;
 
 /// How a transport is acquainted with another process: how that is told of our memory.
 pub trait NeighbourLink: Send + Sync {
-    /// What this is about.
+    /// The neighbour behind this link.
     fn neighbour(&self) -> &Neighbour;
-    /// This, for somebody who keeps it.
+    /// This link, for a caller that keeps it.
     fn this(&self) -> Weak<dyn NeighbourLink>;
-    /// Sends the other process descriptors: of our table, and perhaps of what of our memory can be mapped. It learns as this process does, when it is told.
+    /// Sends the other process descriptors: of our table, and perhaps of those parts of our memory that can be mapped. It learns as this process does, when it is told.
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -38,15 +38,15 @@ pub trait NeighbourLink: Send + Sync {
     fn break_off(&self);
 }
 
-/// What is known of the other process's life. It only goes on.
+/// The stages of the other process's life, as known here. They only go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Life {
-    /// The process is there. Nobody here goes by its channel yet, so nothing is taken out.
+    /// The process is there. No queue pair here goes by its channel yet, so nothing is taken out.
     Arriving,
     /// The process is there, and every queue pair that waited for its channel goes by it.
     Here,
-    /// The process has broken the rules: nothing that it says counts.
+    /// The process has broken the rules: its words do not count any more.
     Distrusted,
     /// The process has gone, or is to be nothing to us.
     Ended,
@@ -67,7 +67,7 @@ impl Life {
     }
 }
 
-/// What is known of where the other process has its memory.
+/// Whether this process knows where the other one has its memory.
 #[derive(Default)]
 enum ReachState {
     /// The process has not said it.
@@ -81,7 +81,7 @@ enum ReachState {
     Known(Arc<Reach>),
 }
 
-/// Another process of this host, or this one itself: what its memory is known by, and what it knows of ours. Thread-safe.
+/// Another process of this host, or this one itself: how this process reaches its memory, and which of ours it knows. Thread-safe.
 pub struct Neighbour {
     process: libc::pid_t,
     is_oneself: bool,
@@ -113,7 +113,7 @@ impl Neighbour {
             process,
             is_oneself,
             reads,
-            // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
+            // Each process itself checks the bytes that go into a capture. And no process is told of memory that it could not read anyway.
             shares: reads && Together::now().is_straight(),
             hazard_slots: Arc::new(hazard_slots),
             hazard_view,
@@ -233,7 +233,7 @@ impl Neighbour {
         self.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What is known of its life.
+    /// The stage of its life.
     #[inline]
     pub fn life(&self) -> Life {
         Life::of(self.life.load(Ordering::Acquire))

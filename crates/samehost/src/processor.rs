@@ -22,7 +22,7 @@ impl Processor {
         self.0.store(only().unwrap_or(SEVERAL), Ordering::Relaxed);
     }
 
-    /// Whether the calling thread runs on it. As long as nobody knows, threads may use the same ones.
+    /// Whether the calling thread runs on it. As long as it is not known, threads may use the same ones.
     pub(crate) fn is_this(&self) -> bool {
         match self.0.load(Ordering::Relaxed) {
             SEVERAL => false,

@@ -79,7 +79,7 @@ fn offset_in((first, all): (u64, u64), address: u64, length: u32) -> Option<u64>
 }
 
 impl Region {
-    /// What is mapped of what its program shares by itself, if that is still used, and its key stands for it: else it is not mapped any more.
+    /// Keeps the map of memory that its program shares by itself, if that is still used, and its key stands for it: else it is not mapped any more.
     pub(crate) fn tidy_common(&self) -> bool {
         self.common.tidy(self.is_published())
     }
@@ -157,7 +157,7 @@ impl Region {
         self.common.leave();
     }
 
-    /// Nobody maps the bytes that their program shares by itself now: the next uses ask again.
+    /// No thread maps the bytes that their program shares by itself now: the next uses ask again.
     pub(crate) fn ask_again(&self) {
         self.common.ask_again();
     }
@@ -186,7 +186,7 @@ impl Region {
 }
 
 impl Regions {
-    /// What is not published any more need not stay mapped.
+    /// Regions that are not published any more need not stay mapped.
     fn prune(&mut self) {
         self.all.retain(|_, region| region.is_published());
         self.most = (2 * self.all.len()).max(64);
@@ -277,7 +277,7 @@ impl Reach {
         self.is_joining.store(false, Ordering::Release);
     }
 
-    /// What is published of a queue pair.
+    /// The published entry of a queue pair.
     #[cold]
     pub(crate) fn pair(&self, number: u32) -> Option<Pair> {
         let index = self.table.find(number)?;

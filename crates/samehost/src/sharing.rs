@@ -1,18 +1,19 @@
 //! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
 //!
-//! It begins with an ordinary request: the engine that serves one of a process of this host asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
-//! lends the other process long payloads of the same memory ([`crate::lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
-//! Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and does without us:
+//! It begins with an ordinary request. The engine that serves it, from a process of this host, asks to have its memory shared ([`Sharing::ask`]). So does one that
+//! lends the other process long payloads of the same memory ([`crate::lending`]): the other process copies shared memory without the kernel, with any rights of
+//! the key. Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and
+//! does without us:
 //!
 //! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
-//! - What has been moved to where others can map it ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves it, when it comes by. Nobody copies to
-//!   pages that are being moved: their keys are withdrawn before, and published anew.
+//! - Pages that have been moved to where others can map them ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves them, when it
+//! comes by. No process copies to   pages that are being moved: their keys are withdrawn before, and published anew.
 //!
 //! A program whose thread sleeps from then on comes by no more. So when a queue pair gets a peer that lives on this host, the thread that connects it moves
-//! what this peer may reach ([`Sharing::foresee`]), as far as that is short.
+//! the memory that this peer may reach ([`Sharing::foresee`]), as far as that is short.
 //!
-//! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
-//! that before.
+//! Entries are taken back before they change: a key by the key table, a queue pair by its link. Both wait until no process uses the entry that announced
+//! it before.
 
 use crate::bell::ForkClosedFd;
 use crate::lock;
@@ -41,7 +42,8 @@ use std::time::{Duration, Instant};
 /// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
-/// How long a thread of the program, on its way to move pages, waits for the same. Who has not ended it by then is not troubled, and the pages stay for this time.
+/// How long a thread of the program, on its way to move pages, waits for other processes to end their use of them. After this time, the pages stay, and so does
+/// the use.
 const MOMENT: Duration = Duration::from_millis(3);
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
@@ -58,7 +60,7 @@ pub struct Sharing {
     later: Mutex<Later>,
     /// Processes that memory may be shared with.
     neighbours: Mutex<Vec<Weak<dyn NeighbourLink>>>,
-    /// What is published. Held by whoever publishes or moves.
+    /// The published regions. Held by the thread that publishes or moves.
     shown: Mutex<Vec<PublishedRegion>>,
 }
 
@@ -86,7 +88,7 @@ impl ShareRequest {
 #[derive(Default)]
 struct Later {
     requests: Vec<ShareRequest>,
-    /// Regions that a peer may reach, which nobody has used yet.
+    /// Regions that a peer may reach, which no peer has used yet.
     foreseen: Vec<Weak<MemoryRegion>>,
     /// The next thread that comes by looks here.
     is_called: bool,
@@ -133,7 +135,7 @@ fn overlap(one: Bytes, other: Bytes) -> bool {
     (one.0 as u64) < end(other) && (other.0 as u64) < end(one)
 }
 
-/// What is published.
+/// The table of published entries.
 struct SharedTable {
     sharing: Weak<Sharing>,
     _noted: ForkClosedFd,
@@ -148,7 +150,7 @@ struct Pairs {
     used: u32,
 }
 
-/// What a queue pair lets its peer do.
+/// The rights that a queue pair gives its peer.
 pub struct Terms {
     /// The name that the peer looks it up by: its number, which a transport may tell from those of others by a bit.
     pub number: u32,
@@ -175,7 +177,7 @@ impl Sharing {
         let own = match OWN.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
-                // SAFETY: nobody has seen it.
+                // SAFETY: no other thread has seen it.
                 drop(unsafe { Box::from_raw(made) });
                 other
             }
@@ -305,9 +307,9 @@ impl Sharing {
         }
     }
 
-    /// Moves regions that nobody has used yet, and publishes those, and the engine's own.
+    /// Moves regions that no peer has used yet, and publishes those, and the engine's own.
     fn move_ahead(self: &Arc<Self>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<PublishedRegion>) {
-        // Where others are in the same pages, it waits until they ask.
+        // Where others are in the same pages, the move waits until they ask.
         let is_free = |region: &Arc<MemoryRegion>| {
             let is_here = |shown: &PublishedRegion| {
                 shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes_of(region)))
@@ -379,27 +381,27 @@ impl Sharing {
         let Ok(engine) = engine::engine() else { return };
         let keys = &engine.keys;
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
-        // Who has the kernel copy to the same pages ends that before they are moved.
+        // Processes that have the kernel copy to the same pages end that before they are moved.
         let mut others = Vec::new();
         let mut memory = region.look_at_memory();
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             with.neighbour().loans().tidy();
             let moved;
-            // Nobody is troubled in vain.
+            // No other process is troubled in vain.
             (others, moved) = match moved::might(&region) {
                 Ok(()) => share_alone(shown, keys, bytes_of(&region), &mut || {
                     share(std::slice::from_ref(&region)).pop().unwrap_or(Err(Refusal::Busy))
                 }),
                 Err(refusal) => (Vec::new(), Err(refusal)),
             };
-            // Who wants to write there may be served in other ways.
+            // A peer that wants to write there may be served in other ways.
             if moved.is_err_and(|refusal| refusal.may_pass() || request.is_lent) {
                 keys.may_ask_again(region.key());
             }
             memory = memory_of(moved);
         }
         let choice = Facts::of(memory, request.is_lent).choose();
-        // Who lends it only fetches it otherwise, which says nothing of those who reach it by its key.
+        // A process that is lent it only fetches it otherwise: this says nothing of processes that reach it by its key.
         if choice.way.is_straight() || !request.is_lent {
             region.settle(choice);
         }
@@ -462,19 +464,19 @@ impl Sharing {
         let index = lock(&book.pairs).take()?;
         let Terms { number, peer, domain, access } = *terms;
         let words = [u64::from(peer), u64::from(domain), u64::from(access), 0, 0, 0, 0];
-        // Of whoever had the place before.
+        // The old count is of the queue pair that had the place before.
         book.table.tell_taken(index as usize, 0);
         book.table.publish(Kind::Pair, index as usize, number, words);
         Some(PublishedPair { book: book.clone(), index })
     }
 }
 
-/// What has become of memory that was to be moved.
+/// The state of memory that was to be moved.
 fn memory_of(moved: Result<Place, Refusal>) -> Memory {
     moved.map_or_else(Memory::Unmoved, Memory::Moved)
 }
 
-/// Takes back what is published of some memory, and has it moved if nobody is in its pages any more. Returns what is to be published again.
+/// Takes back all that is published of some memory, and has it moved if no process is in its pages any more. Returns the regions to be published again.
 fn share_alone(
     shown: &[PublishedRegion],
     keys: &Keys,
@@ -531,7 +533,7 @@ impl PublishedPair {
 impl Drop for PublishedPair {
     fn drop(&mut self) {
         self.book.table.withdraw(Kind::Pair, self.index as usize);
-        // A place that somebody may still be at is not used again.
+        // A place that another process may still use is not used again.
         if self.book.wait(Kind::Pair, self.index, long) {
             lock(&self.book.pairs).free.push(self.index);
         }

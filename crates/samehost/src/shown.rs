@@ -1,4 +1,4 @@
-//! What a process says of a memory key in the table that others of its host look into ([`adverb_local::Table`]): the words of an entry.
+//! A memory key in the table that others of this process's host look into ([`adverb_local::Table`]): the words of an entry.
 //!
 //! | word | |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | 5 | bytes that can be mapped; 0: none |
 //! | 6 | where they begin in the descriptor |
 //!
-//! That process may write anything there: what does not fit together says nothing.
+//! That process may write anything there: words that do not fit together say nothing.
 
 use adverb_core::memory::{Access, MappableBytes, PublishedBytes};
 
@@ -33,7 +33,7 @@ pub(crate) fn to_words(opened: &PublishedBytes) -> EntryWords {
     [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
 }
 
-/// What words say, if they say anything: then the bytes lie at addresses that a process may have, and what can be mapped among them.
+/// The bytes that words describe, if they describe any: they lie at addresses that a process may have, and contain those that can be mapped.
 pub(crate) fn from_words(words: &EntryWords) -> Option<PublishedBytes> {
     let [first, length, address, rights, domain, mapped, offset] = *words;
     let skip = (domain >> 32) as u32;

@@ -19,7 +19,7 @@ impl From<Opcode> for Direction {
     }
 }
 
-/// What has been carried out and not been counted yet: counters are shared by all, which costs as much as the operation itself.
+/// Operations that have been carried out and not been counted yet: counters are shared by all threads, which costs as much as the operation itself.
 #[derive(Default)]
 pub(crate) struct Tally {
     operations: u32,

@@ -36,7 +36,8 @@ impl<'a> SendBatch<'a> {
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
-        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls tell nobody what they find, nothing is pending.
+        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls do not tell lanes of finds,
+        // nothing is pending.
         // PRACTICE-ORDER-1
         if are_finds_told() {
             endpoint.before_post();
@@ -57,7 +58,7 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
+    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For callers that do not
     /// [abort](SendBatch::abort).
     // IB-QP-28
     #[inline(always)]

@@ -163,7 +163,7 @@ impl Queues {
     }
 }
 
-/// What a peer wants, who needs these rights.
+/// What a peer wants that needs these rights.
 fn wanted(rights: Access) -> &'static str {
     if rights.contains(Access::REMOTE_WRITE) {
         "write"

@@ -9,14 +9,14 @@ use crate::srq::SharedReceiveQueue;
 use crate::xrc::{Lists, XrcDomain};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
 
-/// What a target queue pair has instead of queues.
+/// The members that a target queue pair has instead of queues.
 pub(super) struct ExtendedTarget {
     from: From,
     /// The queue that the last packet named, or that its hash has chosen.
     chosen: Mutex<Option<Arc<SharedReceiveQueue>>>,
     /// Where the receive was taken that is not complete.
     taken: Mutex<Option<Arc<SharedReceiveQueue>>>,
-    /// Whoever has the queue pair: the word that events carry, and the domain that it was made or opened with.
+    /// The handles of the queue pair: the word that events carry, and the domain that the handle was made or opened with.
     handles: Mutex<Vec<(u64, Arc<XrcDomain>)>>,
 }
 
@@ -58,7 +58,7 @@ impl ExtendedTarget {
         }
     }
 
-    /// Somebody has the queue pair from now on. False if it ends at this moment, since nobody has it any more.
+    /// Adds a handle. False if the queue pair ends at this moment, since it has no handle any more.
     pub(super) fn enter(&self, cookie: u64, domain: &Arc<XrcDomain>, is_new: bool) -> bool {
         let mut handles = lock(&self.handles);
         if handles.is_empty() && !is_new {
@@ -69,7 +69,7 @@ impl ExtendedTarget {
         true
     }
 
-    /// Somebody has it no more. Returns whether nobody has.
+    /// Takes a handle away. Returns whether none is left.
     pub(super) fn leave(&self, cookie: u64) -> bool {
         let mut handles = lock(&self.handles);
         if let Some(place) = handles.iter().position(|(known, _)| *known == cookie) {
@@ -79,7 +79,7 @@ impl ExtendedTarget {
         handles.is_empty()
     }
 
-    /// Tells everybody who has it.
+    /// Tells each handle's context of an event.
     pub(super) fn raise(&self, kind: AsyncEventKind) {
         for (cookie, domain) in lock(&self.handles).iter() {
             domain.context().raise(kind, *cookie);

@@ -55,7 +55,7 @@ pub struct Capabilities {
     pub max_inline_data: u32,
 }
 
-/// What a queue pair is made of (struct ibv_qp_init_attr).
+/// The parts that a queue pair is made of (struct ibv_qp_init_attr).
 pub struct QueuePairOptions {
     /// Where sends complete.
     pub send_cq: Arc<CompletionQueue>,
@@ -118,7 +118,7 @@ impl QueuePair {
         Self::build(domain, options, None, allocator)
     }
 
-    /// A new target queue pair of XRC in RESET. Nobody has it yet: see [`QueuePair::enter_handle`].
+    /// A new target queue pair of XRC in RESET. It has no handle yet: see [`QueuePair::enter_handle`].
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -396,7 +396,7 @@ impl QueuePair {
         let mut moves_first = false;
         if matches!(transition.to, State::Error | State::Reset) {
             if transition.to == State::Reset {
-                // Whatever ends now is forgotten anyway.
+                // Requests that end now are forgotten anyway.
                 self.queues.silent.store(true, Ordering::SeqCst);
             }
             // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
@@ -555,8 +555,8 @@ impl QueuePair {
         self.groups.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, its completions that nobody polled vanish, and when this returns
-    /// nobody touches memory for it any more. Again: no effect.
+    /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, and its completions that were not polled vanish. When this returns, no thread
+    /// touches memory for it any more. A second call has no effect.
     pub fn destroy(&self) {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;

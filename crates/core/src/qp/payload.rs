@@ -35,7 +35,7 @@ impl Queues {
         self.gather_with(&mut Reader::default(), work, offset, target)
     }
 
-    /// Copies the bytes of a send request from `offset` on into `target`, for somebody who sends from the same region time and again.
+    /// Copies the bytes of a send request from `offset` on into `target`, for a caller that sends from the same region time and again.
     /// The request must not be complete.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Queues {
         })
     }
 
-    /// Copies all bytes of a send request to `target`, for somebody who sends from the same region time and again. The request must not be complete.
+    /// Copies all bytes of a send request to `target`, for a caller that sends from the same region time and again. The request must not be complete.
     ///
     /// # Errors
     /// As of [`Queues::gather`]. Some bytes may have been copied then.
@@ -359,7 +359,7 @@ impl Queues {
         self.scatter(&mut Reader::default(), elements, offset.into(), source, self.domain)
     }
 
-    /// Copies `source` to the memory of a receive, from its beginning, for somebody who receives in the same region time and again. There is room for it.
+    /// Copies `source` to the memory of a receive, from its beginning, for a caller that receives in the same region time and again. There is room for it.
     ///
     /// # Errors
     /// As of [`Queues::gather`], whose checks it makes.

@@ -313,7 +313,7 @@ impl Queues {
 
     /// A send of an unreliable queue pair failed: its send queue goes to SQE, the request ends with `status`, those behind it are
     /// flushed, and the transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be
-    /// complete. For whoever holds the transmit lock.
+    /// complete. For the thread with the transmit lock.
     pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
         cursor.halt();
         // IB-QP-8
@@ -456,7 +456,7 @@ impl Queues {
         self.end_receive(work, Completion { vendor_error: cause as u32, ..completion }, solicited);
     }
 
-    /// Completes the receive that a message took, with success, for somebody who receives much. `report` makes the completion.
+    /// Completes the receive that a message took, with success, for a caller that receives much. `report` makes the completion.
     ///
     /// The completion is made where it is needed, and copied nowhere. A copy would read fields as longer words.
     /// The processor makes such a load wait until the stores before it have left.
@@ -473,7 +473,7 @@ impl Queues {
 
     #[inline(never)]
     fn end_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
-        // First the place, then the report: whoever sees the report may post again.
+        // First the place, then the report: a thread that sees the report may post again.
         match &self.receives {
             Receives::Own(queue) => {
                 queue.retire(work);
@@ -547,7 +547,7 @@ impl Queues {
         self.flushed.store(false, Ordering::SeqCst);
     }
 
-    /// Reports a flushed request, unless nobody may want to know.
+    /// Reports a flushed request, unless the queue pair reports nothing any more.
     pub(super) fn report_flushed(&self, cq: &CompletionQueue, completion: Completion) {
         if !self.silent.load(Ordering::SeqCst) {
             cq.push(completion, false);

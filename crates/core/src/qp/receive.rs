@@ -49,9 +49,9 @@ impl ReceiveQueue {
     /// The program has its memory back when the result is dropped.
     ///
     /// # Safety
-    /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
+    /// No transport uses the queue any more. If it `is_here` no more, no thread does.
     pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
-        // Posters come with the lock, and whoever flushes. In a child of fork a thread may have it that is not there.
+        // Threads that post or flush take the lock. In a child of fork, a thread that is not there may have it.
         let _post = is_here.then(|| self.post.lock());
         // SAFETY: the lock, and the caller's promise.
         unsafe { self.slots.give_back() }
@@ -73,12 +73,12 @@ impl ReceiveQueue {
         (self.posted.load(Ordering::Acquire), taken)
     }
 
-    /// Receives that no message has taken. Who sees one as taken also sees what the taker wrote before it took it.
+    /// Receives that no message has taken. A thread that sees one as taken also sees all that the taker wrote before.
     pub(super) fn left(&self) -> usize {
         self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Acquire)) as usize
     }
 
-    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's receive lock.
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the thread with the transport's receive lock.
     pub(super) fn take(&self, domain: u32) -> Option<ReceiveWork> {
         let sequence = self.taken.load(Ordering::Relaxed);
         if sequence == self.posted.load(Ordering::Acquire) {
@@ -124,7 +124,7 @@ impl ReceiveQueue {
         drop(guard);
     }
 
-    /// Forgets everything; only while nothing is received and nobody posts.
+    /// Forgets everything; only while nothing is received and no thread posts.
     pub(super) fn reset(&self) {
         let _guard = self.post.lock();
         for counter in [&self.posted, &self.taken, &self.retired] {
@@ -173,7 +173,7 @@ impl<'a> ReceiveBatch<'a> {
         // With the lock: one thread counts.
         queues.counters.receives_posted.count(next - first, queues.counts_alone.has());
         LockGuard::release(guard);
-        // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the queue pair is found in error here.
+        // Without a fence: a thread that flushes the queue takes the lock. Either it finds these receives, or this thread finds the queue pair in error here.
         if queues.state() == State::Error {
             queues.flush_late_posts();
         }

@@ -1,7 +1,7 @@
 //! The send queue: a ring that any thread fills, one transmitter reads, and completions empty in order.
 //!
-//! Everything in the ring is atomic words, so whoever looks sees some value and never undefined behaviour; the sequence numbers say
-//! who may look: a request is written before `posted` passes it, read only between `retired` and `posted`, and its place is written
+//! Everything in the ring is atomic words, so a thread that looks sees some value and never undefined behaviour. The sequence numbers say
+//! which thread may look: a request is written before `posted` passes it, and read only between `retired` and `posted`. Its place is written
 //! anew only after `retired` has passed it. A request that is carried out as it is posted has no place: `retired` passes it before `posted` does.
 
 use super::Queues;
@@ -128,10 +128,10 @@ impl SendQueue {
     /// The program has its memory back when the result is dropped.
     ///
     /// # Safety
-    /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
+    /// No transport uses the queue any more. If it `is_here` no more, no thread does.
     pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
-        // Posters come with the one lock, and whoever completes or flushes requests with the other. In a child of fork a thread may have them that
-        // is not there.
+        // Threads that post take the one lock, and threads that complete or flush requests the other. In a child of fork, a thread that is
+        // not there may have them.
         let _locks = is_here.then(|| (self.post.lock(), self.retire.lock()));
         // SAFETY: the locks, and the caller's promise.
         unsafe { [self.slots.give_back(), self.data.give_back()] }
@@ -365,7 +365,7 @@ impl SendQueue {
         };
         let brings_back = matches!(request.opcode, Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap);
         if brings_back && flags.contains(SendFlags::INLINE) && total > 0 {
-            // ibv_post_send(3): IBV_SEND_INLINE is for sends and writes. What is brought back would have no place.
+            // ibv_post_send(3): IBV_SEND_INLINE is for sends and writes. The bytes that such a request brings back would have no place.
             return Err(PostError::Invalid);
         }
         if total > u64::from(max_message) {
@@ -429,7 +429,7 @@ impl SendQueue {
         if offset + length > data.len() * 8 {
             return Err(PostError::InlineTooLong);
         }
-        // SAFETY: the target is inside the request's words, which nobody reads before it is posted, and which tolerate any
+        // SAFETY: the target is inside the request's words, which no thread reads before it is posted, and which tolerate any
         // bytes; the source is checked as it is read.
         unsafe {
             let target = data.as_ptr().cast::<u8>().cast_mut().add(offset);
@@ -514,7 +514,7 @@ impl SendQueue {
         self.retire(queues, work, Status::Success);
     }
 
-    /// Whether everything that was posted is complete. The transmitter looks, and nobody posts meanwhile.
+    /// Whether everything that was posted is complete. The transmitter looks, and no thread posts meanwhile.
     #[inline]
     pub fn is_drained(&self) -> bool {
         self.retired.load(Ordering::Acquire) == self.posted.load(Ordering::Relaxed)
@@ -664,13 +664,13 @@ impl SendQueue {
         SendCursor(self.retired.load(Ordering::SeqCst))
     }
 
-    /// Changes the state by `change` while nobody flushes: who does looks at it under the same lock.
+    /// Changes the state by `change` while no thread flushes: a thread that flushes looks at the state under the same lock.
     pub(super) fn change(&self, change: impl FnOnce() -> bool) -> bool {
         let _guard = self.retire.lock();
         change()
     }
 
-    /// Ends all that is left, while `go_on`: what is done is reported as it ended, the rest as flushed.
+    /// Ends all requests that are left, while `go_on`: those that are done are reported as they ended, the rest as flushed.
     pub(super) fn flush(&self, queues: &Queues, go_on: impl Fn() -> bool) {
         let guard = self.retire.lock();
         let mut head = 0;
@@ -717,7 +717,7 @@ impl SendQueue {
         }
     }
 
-    /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.
+    /// Frees the place of the oldest request, then reports it: a thread that sees the report may post again.
     #[inline]
     fn retire(&self, queues: &Queues, work: &SendWork, status: Status) {
         // Its elements are looked at while they are there.
@@ -748,7 +748,7 @@ impl SendQueue {
         }
     }
 
-    /// Forgets everything; only while no transmitter runs and nobody posts.
+    /// Forgets everything; only while no transmitter runs and no thread posts.
     pub(super) fn reset(&self) {
         let mut post = self.post.lock();
         self.forget(&mut post);
@@ -759,7 +759,7 @@ impl SendQueue {
     }
 }
 
-/// Where the transmitter stands in a send queue. It belongs to whoever holds the transport's transmit lock.
+/// Where the transmitter stands in a send queue. It belongs to the thread with the transport's transmit lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendCursor(u64);
 

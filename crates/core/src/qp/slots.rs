@@ -1,6 +1,6 @@
 //! Receive requests in memory: places of atomic words, for the ring of a queue pair and for shared receive queues.
 //!
-//! Who may read or write a place is the business of the queue around it; the words are atomic for the same reason as in the send queue.
+//! The queue around a place says which thread may read or write it; the words are atomic for the same reason as in the send queue.
 
 use super::ReceiveWork;
 use crate::array;
@@ -35,7 +35,7 @@ impl Slots {
     /// The program has its memory back when the result is dropped.
     ///
     /// # Safety
-    /// Nobody else uses places meanwhile.
+    /// No other thread uses places meanwhile.
     pub(crate) unsafe fn give_back(&self) -> [RingRelease; 2] {
         // SAFETY: the caller's promise.
         unsafe { [self.heads.give_back(), self.elements.give_back()] }
@@ -117,7 +117,7 @@ impl Slots {
 /// Enough for any number of places.
 const PARTS: usize = 32;
 
-/// Places that can become more, without a lock for whoever uses those that are there: each part holds as many as all before it.
+/// Places that can become more, without a lock for threads that use those that are there: each part holds as many as all before it.
 pub(crate) struct GrowingSlots {
     base: usize,
     parts: Box<[OnceLock<Slots>; PARTS]>,
@@ -168,7 +168,7 @@ impl GrowingSlots {
     /// The program has its memory back when the result is dropped.
     ///
     /// # Safety
-    /// Nobody else uses places meanwhile.
+    /// No other thread uses places meanwhile.
     pub(crate) unsafe fn give_back(&self) -> Vec<[RingRelease; 2]> {
         // SAFETY: the caller's promise.
         self.parts.iter().filter_map(OnceLock::get).map(|part| unsafe { part.give_back() }).collect()

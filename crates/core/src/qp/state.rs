@@ -263,7 +263,7 @@ const SQD_OPTIONS: M = m(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M
 const RTS_OPTIONS: M = m(&[M::CURRENT_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE]);
 const DATAGRAM_OPTIONS: M = m(&[M::CURRENT_STATE, M::QKEY]);
 
-/// From, to, and per service what is required and what is allowed beside it.
+/// From, to, and per service the required attributes and those that are allowed beside them.
 // IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17, IB-XRC-9
 const TABLE: &[Row] = &[
     Row(
@@ -383,7 +383,7 @@ pub(super) fn meant(service: Service, mask: M) -> M {
     }
 }
 
-/// What a modification does to the state: where it comes from and where it leads.
+/// How a modification changes the state: where it comes from and where it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// The state before.

@@ -14,7 +14,7 @@ const MAX_RETRIES: u8 = 7;
 /// Checks the values that `mask` names.
 ///
 /// # Errors
-/// EINVAL for a value out of range; EOPNOTSUPP for what no device here has.
+/// EINVAL for a value out of range; EOPNOTSUPP for values that no device here has.
 pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Result<()> {
     let limits = context.attributes();
     for (flag, what, value, most) in [
@@ -42,7 +42,7 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
         let mtu = attributes.path_mtu;
         let active = context.transport().port().active_mtu;
         if !mtu.is_power_of_two() || !(256..=active).contains(&mtu) {
-            // The front end makes 0 of what is no value of enum ibv_mtu.
+            // The front end makes 0 of a number that is no value of enum ibv_mtu.
             let what =
                 if mtu == 0 { "this is no path_mtu".into() } else { format!("path_mtu of {mtu} bytes") };
             return Err(Error::invalid(format!(

@@ -65,7 +65,7 @@ impl<T: Traffic> Channels<T> {
         }
     }
 
-    /// Takes in what has come before this call. With no lock held.
+    /// Takes in the records that came before this call. With no lock held.
     pub fn receive_all(&self) {
         self.all().iter().for_each(|channel| channel.receive_all());
     }
@@ -99,7 +99,7 @@ impl<T: Traffic> ChannelSnapshot<T> {
 
     #[cold]
     fn refresh(&mut self, channels: &Channels<T>) {
-        // A poll waits for nobody: a channel is coming or going, and the next poll looks.
+        // A poll never waits for another thread: a channel is coming or going, and the next poll looks.
         let list = match channels.list.try_read() {
             Ok(list) => list,
             Err(TryLockError::Poisoned(list)) => list.into_inner(),

@@ -33,7 +33,7 @@ use std::time::Duration;
 /// Turns that empty any channel, even if others take some.
 const ENOUGH: usize = 256;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
-/// end while their peer still has a request under way that nobody needs any more.
+/// end while their peer still has a request under way that neither program needs any more.
 const DEAD_PEER_GRACE: Duration = Duration::from_millis(500);
 
 /// A sender of records.
@@ -44,16 +44,16 @@ pub trait Sender: Send + Sync + 'static {
     fn this(&self) -> Arc<Self>;
 }
 
-/// A transport whose records a channel carries: what they say, and what follows from them. All functions but [`take_in`](Traffic::take_in) and [`settle`](Traffic::settle) are called
-/// with no lock of the channel.
+/// A transport whose records a channel carries: their meaning, and their effects. All functions but [`take_in`](Traffic::take_in) and
+/// [`settle`](Traffic::settle) are called with no lock of the channel.
 pub trait Traffic: Send + Sync + Sized + 'static {
-    /// What sends, and may wait for room.
+    /// A sender, which may wait for room.
     type Sender: Sender;
-    /// What belongs to the lock under which records are put in.
+    /// State of the transport under the lock for putting records in.
     type Outgoing: Send;
     /// What belongs to the lock under which records are taken out.
     type Incoming: Send;
-    /// What is left to be done when the receiving lock is free again.
+    /// The work that is left to be done when the receiving lock is free again.
     type Rest;
     /// Bytes of the longest record.
     const LONGEST: usize;
@@ -90,9 +90,9 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     /// # Errors
     /// Those of sendmsg(2).
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()>;
-    /// The other process has gone, or broke the rules (`is_distrusted`). What it has sent before is taken in.
+    /// The other process has gone, or broke the rules (`is_distrusted`). The records that it has sent before are taken in.
     fn ended(channel: &Channel<Self>, is_distrusted: bool);
-    /// Forgets the other process, some time after its end: nothing more is known of its memory, and requests that it has not answered fail. Called with the
+    /// Forgets the other process, some time after its end: its memory is unknown again, and requests that it has not answered fail. Called with the
     /// lock of `incoming`.
     fn forget(&self, incoming: &mut Self::Incoming);
     /// Has the requests fail that the other process has not answered, some time after its end. Called without the lock of `incoming`, after
@@ -100,7 +100,7 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     fn failed(channel: &Channel<Self>);
 }
 
-/// What has been taken out in a turn.
+/// The kinds of records that were taken out in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Intake {
     /// Anything.
@@ -125,7 +125,7 @@ pub struct Channel<T: Traffic> {
     /// To put records in.
     pub tx: Lock<Tx<T::Outgoing>>,
     rx: Lock<Rx<T::Incoming>>,
-    /// Somebody unreliable waits for room, for so long at most: a timer runs.
+    /// A sender waits for room with a time limit ([`Channel::wait_briefly`]): a timer runs.
     is_timed: AtomicBool,
     /// How often waiting has come to an end.
     woken: AtomicU64,
@@ -137,11 +137,11 @@ pub struct Channel<T: Traffic> {
     theirs: Bell,
     ours: Bell,
     connection: Option<Arc<Connection>>,
-    /// The other side took nothing out while somebody waited for it: nobody waits like that again before something is taken.
+    /// The other side took nothing out while a sender waited for it. No sender waits like that again before something is taken.
     is_stuck: AtomicBool,
     /// The other side has broken the rules.
     is_distrusted: AtomicBool,
-    /// Somebody found the receiving lock taken: its holder has the background thread look again.
+    /// A thread found the receiving lock taken: its holder has the background thread look again.
     overlooked: RareWorkNote,
     /// Queue pairs that wait for room.
     waiting: Mutex<Vec<Arc<T::Sender>>>,
@@ -263,7 +263,7 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// Has the background thread take in what a thread has left.
+    /// Has the background thread take in the records that another thread has left.
     pub fn look_again(&self) {
         self.stir();
     }
@@ -351,8 +351,8 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// Everybody who waited for the channel goes by it: from now on what comes is taken out. A thread of the program that sleeps in the background
-    /// thread's place may have been woken before; it has left everything there.
+    /// Every queue pair that waited for the channel goes by it: from now on records are taken out. A thread of the program that sleeps in the background
+    /// thread's place may have been woken before; it has left all records there.
     pub(crate) fn begin(&self) {
         self.neighbour.comes_to(Life::Here);
         self.stir();
@@ -363,12 +363,12 @@ impl<T: Traffic> Channel<T> {
         self.lane_watch().arm();
     }
 
-    /// Takes in what has come before this call, though another thread be at it. Bounded: the other side may say for ever that there is more.
+    /// Takes in the records that came before this call, even if another thread does so, too. Bounded: the other side may say for ever that there is more.
     pub fn receive_all(&self) {
         self.receive_all_with(T::finish);
     }
 
-    /// Takes in what has come before this call, as [`Channel::receive_all`], in a thread that holds a lock of this sender ([`Traffic::put_off`]).
+    /// Takes in the records that came before this call, as [`Channel::receive_all`], in a thread that holds a lock of this sender ([`Traffic::put_off`]).
     pub fn receive_all_within(&self, sender: &T::Sender) {
         self.receive_all_with(|traffic, rest| traffic.put_off(rest, sender));
     }
@@ -384,13 +384,13 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
+    /// The other process has gone, or cannot be trusted: its records are taken in, and requests that it has not answered fail in a moment.
     pub fn end(&self) {
         let before = self.neighbour.comes_to(Life::Ended);
         if before >= Life::Ended {
             return;
         }
-        // What it has said, it has said.
+        // Records that came before the end count.
         self.receive_all();
         // The other side hears of it, if it is there.
         if let Some(connection) = &self.connection {
@@ -408,7 +408,7 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// What the other process has not answered fails.
+    /// Requests that the other process has not answered fail.
     fn fail(&self) {
         self.neighbour.comes_to(Life::Dead);
         self.neighbour.forget();

@@ -69,7 +69,7 @@ impl<S: Side> Initiator<S> {
         let token = reactor.add(fd, READABLE | PEER_CLOSED, initiator.clone()).map_err(failed)?;
         let _ = initiator.token.set(token);
         let timer = reactor.set_timer(OFFER_TIMEOUT, initiator.clone()).map_err(failed);
-        // Last, since the other process goes by what it has heard: an error after that would be known on one side alone.
+        // Last, since the other process acts on it: an error after that would be known on one side alone.
         let said = timer.and_then(|timer| {
             initiator.say_offer(&memory).inspect_err(|_| {
                 reactor.cancel_timer(timer);
@@ -88,7 +88,7 @@ impl<S: Side> Initiator<S> {
         let Stage::Offered((_, ours, theirs)) = &*stage else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        // The receiver's point of view: what rings it, and what rings us.
+        // In the receiver's order: its own doorbell first, then ours.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
         self.handshakes().say(&self.connection, What::Offer, None, &descriptors)
     }
@@ -181,7 +181,8 @@ impl<S: Side> Source for Initiator<S> {
         self.side.hub().hung_up(&self.side, &self.connection);
     }
 
-    /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed. An answer that is looked at has its own limit.
+    /// The other process has not answered, or its own offer was to come first. An accepted offer of that process is decided when it is confirmed. An answer
+    /// that is looked at has its own limit.
     fn timeout(self: Arc<Self>) {
         let mut stage = lock(&self.stage);
         if matches!(*stage, Stage::Looking(_)) {

@@ -2,7 +2,7 @@
 
 use crate::landmark::{Landmark, Probe};
 
-/// What a message says.
+/// The kinds of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum What {
@@ -56,14 +56,14 @@ impl Message {
         })
     }
 
-    /// What this process says of itself. `proof`: what it has read in the receiver's probe.
+    /// This process's description of itself. `proof`: the word that it has read in the receiver's probe.
     pub(super) fn of_process(what: What, nonce: u64, proof: Option<u64>) -> Self {
         let probe = Probe::of_process();
         let (address, mark, proof) = (probe.address(), probe.mark(), proof.unwrap_or(0));
         Self { what, nonce, address, mark, proof }
     }
 
-    /// What the receiver reads in the sender's probe.
+    /// The word that the receiver reads in the sender's probe.
     pub(super) fn look(&self, process: libc::pid_t) -> Option<u64> {
         Probe::read(process, self.address, self.mark)
     }
@@ -73,7 +73,7 @@ impl Message {
         Landmark { mark: (self.address, self.mark), gate: self.proof }
     }
 
-    /// Whether the sender can read our memory: it has read there what nobody has told it.
+    /// Whether the sender can read our memory: it has read a word there of which no process is told.
     pub(super) fn proves(&self) -> bool {
         Probe::of_process().is_secret(self.proof)
     }

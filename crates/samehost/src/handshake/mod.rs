@@ -1,11 +1,12 @@
 //! How two processes of one host agree on a channel.
 //!
-//! The one that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and the
-//! two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, in a
-//! probe there whose address it is told, and proves it by what it has found: only if both can, long payload stays in its place until the receiver fetches it.
+//! The process that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and the two doorbells. The other *accepts*, *refuses*,
+//! or says that its own offer is under way and comes first (*mine first*). An accepted offer is *confirmed*; then both use the channel. Each is told the
+//! address of a probe in the other, tries to read it, and proves by the word there that it can. Only if both can, long payload stays in its place until the
+//! receiver fetches it.
 //!
-//! The socket stays open: it hangs up when a process ends. Whoever hears nothing for a while goes by the network, and closes the socket, by which the
-//! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
+//! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes by the network, and closes the socket, from which the
+//! other learns it. A process that has accepted waits for the other's answer, or for its end. So both always decide alike, and once for all of their
 //! connections, since each knows the other by the number that the kernel gives.
 
 mod initiator;
@@ -39,11 +40,11 @@ const MOST_OPEN: usize = 1024;
 /// The most processes that are remembered before it is looked which of them have ended.
 const FEW: usize = 64;
 
-/// A transport whose processes meet: how it finds the others, and what it does with a channel, is its own business.
+/// A transport whose processes meet. It decides itself how it finds the others, and how it uses a channel.
 pub trait Side: Send + Sync + Sized + 'static {
-    /// What the channels of two processes carry.
+    /// The records that the channels of two processes carry.
     type Traffic: Traffic;
-    /// What this transport has in common with others.
+    /// The parts that all transports have in common.
     fn hub(&self) -> &Hub<Self>;
     /// Sends a message of a handshake, in the form that sockets of the transport carry.
     ///
@@ -52,7 +53,7 @@ pub trait Side: Send + Sync + Sized + 'static {
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> io::Result<()>;
     /// The message of a handshake that has come in this form, if it is one.
     fn hear(bytes: &[u8]) -> Option<&[u8]>;
-    /// Makes a channel. Nobody goes by it before [`Side::decided`].
+    /// Makes a channel. No queue pair goes by it before [`Side::decided`].
     ///
     /// # Errors
     /// EMFILE and ENOMEM, as a rule.
@@ -100,11 +101,11 @@ fn began(process: libc::pid_t) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
+/// By the number of the other process. The kernel says which process owns a Unix socket, so no process speaks for another.
 struct Verdicts<C>(HashMap<libc::pid_t, Verdict<C>>);
 
 impl<C> Verdicts<C> {
-    /// What was decided about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
+    /// A verdict about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
     fn forget_ended(&mut self, process: libc::pid_t) {
         let is_other = |number, verdict: &Verdict<C>| matches!(verdict, Verdict::Network(known) if *known != began(number));
         if self.0.get(&process).is_some_and(|verdict| is_other(process, verdict)) {
@@ -115,7 +116,7 @@ impl<C> Verdicts<C> {
         }
     }
 
-    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
+    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair has asked.
     fn verdict(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<HandshakeVerdict<C>> {
         Some(match self.0.get_mut(&process)? {
             Verdict::Network(_) => HandshakeVerdict::Network,
@@ -168,7 +169,7 @@ impl<S: Side> Default for Handshakes<S> {
 }
 
 impl<S: Side> Handshakes<S> {
-    /// Whether nobody is met: `ADVERB_LOCAL=off`.
+    /// Whether no process is met: `ADVERB_LOCAL=off`.
     pub fn are_off(&self) -> bool {
         *self.off.get_or_init(|| !Together::now().shares())
     }
@@ -195,7 +196,7 @@ impl<S: Side> Handshakes<S> {
         self.say(connection, What::Memory, Some(process::gate()), descriptors)
     }
 
-    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
+    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair has asked.
     pub fn verdict(
         &self,
         process: libc::pid_t,
