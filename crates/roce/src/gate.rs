@@ -36,22 +36,22 @@ fn gate_name() -> Vec<u8> {
     name("gate")
 }
 
-/// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by somebody else.
+/// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by another program.
 #[derive(Default)]
 pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
-    /// Groups and interfaces that somebody joins at this instant, and the answer once there is one.
+    /// Groups and interfaces that a thread joins at this instant, and the answer once there is one.
     joins: Mutex<HashMap<(IpAddr, u32), Option<JoinResult>>>,
     answered: Condvar,
 }
 
-/// What has become of a request to join a group: its packets arrive here, or why not (an errno).
+/// The result of a request to join a group: its packets arrive here, or why not (an errno).
 type JoinResult = std::result::Result<(), i32>;
 
 #[derive(Default)]
 enum State {
-    /// Nobody has asked yet.
+    /// No thread has asked yet.
     #[default]
     Closed,
     /// This process holds the port.
@@ -64,7 +64,7 @@ enum State {
     },
     /// Another process holds it.
     Member(Arc<Connection>),
-    /// Somebody who does not answer holds it.
+    /// A process that does not answer holds it.
     Alone,
 }
 
@@ -140,7 +140,7 @@ impl Gate {
         let socket = lane.clone();
         *lock(&self.state) = State::Holder { lane, listener: None, members: Vec::new() };
         self.held.store(true, Ordering::Release);
-        // Whoever joins from now on sees the new state.
+        // Threads that join from now on see the new state.
         for (group, interface) in net.groups.all() {
             self.settle_join(&net.groups, group, interface, join(&socket.socket, group, interface));
         }
@@ -191,13 +191,13 @@ impl Gate {
                         let _ = watcher.token.set(token);
                         {
                             let mut state = lock(&self.state);
-                            // Whoever holds the port himself follows nobody.
+                            // A process that holds the port itself follows no holder.
                             if matches!(*state, State::Holder { .. }) {
                                 return;
                             }
                             *state = State::Member(connection.clone());
                         }
-                        // Whoever joins from now on sees the new state.
+                        // Threads that join from now on see the new state.
                         for (group, interface) in net.groups.all() {
                             ask(&connection, HandoverKind::Join, group, interface);
                         }
@@ -234,7 +234,7 @@ impl Gate {
         let _ = engine.reactor.set_timer(pause, Arc::new(Later { net: net.clone(), next, what }));
     }
 
-    /// The port may be free, or held by somebody new.
+    /// The port may be free, or held by another process than before.
     fn look(&self, net: &Arc<Net>, pause: Duration) {
         match Socket::bind(PORT).map_err(|error| Lane::cannot_open(&error)).and_then(|s| Lane::new(net, s)) {
             Ok(lane) => {
@@ -319,8 +319,8 @@ impl Gate {
         }
     }
 
-    /// Packets of a group arrive here from now on, or cannot be had: whoever waits for that is told. Where nobody waits, a new holder has been asked for
-    /// what the one before had joined.
+    /// Packets of a group arrive here from now on, or cannot be had: threads that wait for that are told. If none waits, this process has asked a new holder
+    /// for the groups that it had joined through the one before.
     fn settle_join(&self, own: &Groups, group: IpAddr, interface: u32, answer: JoinResult) {
         if let Some(asked) = lock(&self.joins).get_mut(&(group, interface)) {
             *asked = Some(answer);
@@ -397,7 +397,7 @@ fn join(socket: &Socket, group: IpAddr, interface: u32) -> JoinResult {
     socket.multicast(group, interface, true).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// What a holder says that cannot have a group's packets: there is a reason.
+/// The answer of a holder that cannot have a group's packets: there is a reason.
 pub(crate) fn refusal(errno: u16) -> JoinResult {
     Err(if errno == 0 { libc::EIO } else { errno.into() })
 }
@@ -407,7 +407,7 @@ fn cannot_join(group: IpAddr, interface: u32, errno: i32) -> Error {
     Error::new(errno, format!("the group {group} on interface {interface}: {why}"))
 }
 
-/// Removes members. A group in which nobody is left makes room for another: a socket has only so many.
+/// Removes members. A group without members makes room for another: a socket has only so many.
 fn leave(lane: &Lane, members: &mut Vec<Member>, own: &Groups, leaves: impl Fn(&Member) -> bool) {
     let gone: Vec<(IpAddr, u32)> =
         members.iter().filter(|it| leaves(it)).map(|it| (it.group, it.interface)).collect();

@@ -1,8 +1,8 @@
 //! Lanes: a UDP socket, what arrives on it and what waits to leave by it.
 //!
-//! The queue pairs whose receives complete on one completion queue share a lane, so polling that queue drains just their socket. Whoever
-//! gets the receive try-lock takes in what has arrived, whoever gets the transmit try-lock sends for everybody and looks again after letting
-//! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::lane_watch`]).
+//! The queue pairs whose receives complete on one completion queue share a lane, so polling that queue drains just their socket. The thread that
+//! gets the receive try-lock takes in what has arrived. The thread that gets the transmit try-lock sends for all threads, and looks again after letting
+//! go; no thread waits for either lock. While no thread polls, the background thread does both ([`adverb_core::lane_watch`]).
 
 use crate::batch::{Batch, FlushOutcome, PacketRoute};
 use crate::endpoint::Endpoint;
@@ -34,7 +34,7 @@ use std::time::Duration;
 const BURSTS: usize = 4;
 /// System calls' worth that the end of the process looks at, at most.
 const LAST_BURSTS: usize = 256;
-/// How long an acknowledgement may be delayed when nobody polls.
+/// How long an acknowledgement may be delayed when no thread polls.
 // IB-RC-RSP-49
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
@@ -73,11 +73,11 @@ pub(crate) struct Lane {
     earliest: AtomicU64,
     /// Counts the calls of [`Lane::transmit`].
     rings: Rings,
-    /// Somebody found the receive lock taken: its holder looks again.
+    /// A thread found the receive lock taken: its holder looks again.
     missed: WorkNote,
-    /// What is to be sent waits for room in the socket.
+    /// Packets to be sent wait for room in the socket.
     is_full: AtomicBool,
-    /// Somebody sends at this instant, or has left something that waits for room: what is not pending any more may still be here.
+    /// A thread sends at this instant, or has left packets that wait for room: acknowledgements that are not pending any more may still be here.
     is_sending: AtomicBool,
     vain: AtomicU32,
     /// A thread of the program is in the middle of a poll, or of a post that takes in what has arrived; not exact where two are.
@@ -91,7 +91,7 @@ pub(crate) struct Lane {
     acknowledging: AtomicBool,
     /// Faults of the wire.
     pub(crate) impaired: Option<LaneFaults>,
-    /// What the timers call, made once.
+    /// The sources that the timers call, made once.
     tick: OnceLock<Arc<Tick>>,
     acknowledge: OnceLock<Arc<Acknowledge>>,
 }
@@ -169,7 +169,7 @@ impl Lane {
         }
     }
 
-    /// A channel has ended: a lane that nobody polls does not hold it either.
+    /// A channel has ended: a lane that no thread polls does not hold it either.
     pub(crate) fn forget_channels(&self) {
         if let Some(mut channels) = self.channels.try_lock() {
             *channels = ChannelSnapshot::default();
@@ -207,7 +207,7 @@ impl Lane {
         PacketRoute::new(route, self.socket.port())
     }
 
-    /// Takes in what has arrived. Returns whether anything had, unless somebody else is doing it: then he looks again afterwards.
+    /// Takes in packets that have arrived. Returns whether any had, unless another thread takes them in: then that thread looks again afterwards.
     pub(crate) fn receive(&self, by: By) -> bool {
         self.receive_and(by, |management| self.net.manage(management))
     }
@@ -227,7 +227,7 @@ impl Lane {
                 let received = self.burst(buffers, sweep, by);
                 worked |= received.trains > 0;
                 more = received.more;
-                // What is due goes out between bursts, so that the peers go on.
+                // Answers that are due go out between bursts, so that the peers go on.
                 self.net.follow_up(sweep, self);
                 if !more {
                     break;
@@ -256,7 +256,7 @@ impl Lane {
 
     /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in what has arrived, as a poll does.
     pub(crate) fn transmit_train(&self, endpoint: &Endpoint) {
-        // The background thread is not to take in meanwhile what this thread is about to.
+        // The background thread is not to take in meanwhile the packets that this thread is about to.
         self.is_being_polled.store(true, Ordering::Relaxed);
         self.transmit_for(endpoint);
         self.visit(By::Post);
@@ -275,8 +275,8 @@ impl Lane {
         worked
     }
 
-    /// Takes in whatever has arrived before this call, though somebody else be at it; that can last where he is not let run. Only with no
-    /// lock held.
+    /// Takes in all that has arrived before this call, even if another thread takes packets in, too. That can last while that thread has no processor.
+    /// Only with no lock held.
     pub(crate) fn receive_all(&self) {
         self.receive_all_and(|management| self.net.manage(management));
     }
@@ -329,7 +329,7 @@ impl Lane {
         }
     }
 
-    /// Takes in what the wire lets through of what has been received, and of what it has kept.
+    /// Takes in the received packets that the wire lets through, and those that it has kept.
     #[cold]
     fn take_in_impaired(
         &self,
@@ -424,7 +424,7 @@ impl Lane {
         self.pending_acks.load(Ordering::Acquire) > 0
     }
 
-    /// Sends what is due, unless somebody else is sending: then he looks again.
+    /// Sends what is due, unless another thread is sending: then that thread looks again.
     #[inline]
     pub(crate) fn transmit(&self) {
         self.rings.ring();
@@ -441,7 +441,7 @@ impl Lane {
     fn transmit_until_idle(&self, mut first: Option<&Endpoint>) {
         loop {
             let Ok(batch) = self.tx.try_lock() else {
-                // Whoever has the lock finds it in the queue, and looks there after the ring.
+                // The thread with the lock finds the endpoint in the queue, and looks there after the ring.
                 if let Some(endpoint) = first.take() {
                     endpoint.enqueue();
                     self.rings.ring();
@@ -455,7 +455,7 @@ impl Lane {
         }
     }
 
-    /// Sends what is due. Returns whether somebody has rung meanwhile, who may have found the lock taken.
+    /// Sends what is due. Returns whether another thread has rung meanwhile, which may have found the lock taken.
     #[inline]
     fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
         let seen = self.rings.heard();
@@ -467,8 +467,8 @@ impl Lane {
         self.rings.since(seen)
     }
 
-    /// Sends the pending acknowledgements, and returns when they have left, even where somebody else sends them: what its caller sends by another
-    /// lane goes behind them. Not held up by a socket that is full, nor by the kernel's copy for a queue pair.
+    /// Sends the pending acknowledgements, and returns when they have left, even where another thread sends them: packets that its caller sends by another
+    /// lane go behind them. Not held up by a socket that is full, nor by the kernel's copy for a queue pair.
     // PRACTICE-ORDER-1
     #[cold]
     pub(crate) fn settle_first(&self) {
@@ -477,7 +477,7 @@ impl Lane {
         }
     }
 
-    /// Sends what is due, and returns when that has left, even where somebody else sends it; but for what finds no room.
+    /// Sends what is due, and returns when that has left, even where another thread sends it; except for packets without room in the socket.
     pub(crate) fn send_now(&self) {
         if self.take_turn(lock(&self.tx), None) {
             self.transmit_until_idle(None);
@@ -499,7 +499,7 @@ impl Lane {
             let mut now = || *read.get_or_insert_with(time::now);
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
-                // What is posted behind this may be about what comes in from now on. It goes when that is acknowledged.
+                // Requests that are posted behind this may be about messages that come in from now on. They go when those are acknowledged.
                 let until = endpoint.queues.send.posted();
                 if self.others_have_pending_acks(&endpoint) {
                     self.acknowledge(batch, Some(&endpoint), now());
@@ -529,8 +529,8 @@ impl Lane {
         self.pending_acks.load(Ordering::Acquire) > u32::from(endpoint.has_pending_ack())
     }
 
-    /// Adds the pending acknowledgements. `next`: those of others than this one, who sends next; what the program sends by that one may be
-    /// about what the others have received.
+    /// Adds the pending acknowledgements. `next`: all but those of this endpoint, which sends next; the messages that the program sends by it may be
+    /// about those that the other endpoints have received.
     // PRACTICE-ORDER-1
     fn acknowledge(&self, batch: &mut Batch, next: Option<&Endpoint>, now: Duration) {
         let is_next = |endpoint: &Endpoint| next.is_some_and(|next| std::ptr::eq(endpoint, next));
@@ -609,7 +609,7 @@ impl Lane {
         has_room
     }
 
-    /// Returns when what somebody is sending at this instant has left.
+    /// Returns when the packets that another thread is sending at this instant have left.
     pub(crate) fn wait_for_sender(&self) {
         drop(lock(&self.tx));
     }
@@ -696,7 +696,7 @@ impl Lane {
     /// Sends what waits to be gathered and the pending acknowledgements when the process exits, and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
-        // What a thread is taking in at this instant, the program may have seen; an acknowledgement of it is pending in a moment.
+        // The program may have seen a message that a thread takes in at this instant; an acknowledgement of it is pending in a moment.
         drop(lock_until(&self.rx, until));
         if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
@@ -706,8 +706,8 @@ impl Lane {
         }
     }
 
-    /// Hands over what lies in this lane's socket for queue pairs of other processes, as the process exits: acknowledgements that it has sent to
-    /// port 4791 may be among it. What is for this process is lost with it.
+    /// Hands over packets in this lane's socket for queue pairs of other processes, as the process exits: acknowledgements that it has sent to
+    /// port 4791 may be among them. Packets for this process are lost with it.
     pub(crate) fn hand_over_last(&self) {
         for _ in 0..LAST_BURSTS {
             let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
@@ -723,7 +723,7 @@ impl Lane {
         }
     }
 
-    /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.
+    /// Another thread has taken in the packets that the background thread was woken for: that thread, or soon the background thread, acknowledges.
     pub(crate) fn acknowledge_soon(self: &Arc<Self>) {
         if !self.has_pending_acks() || self.acknowledging.swap(true, Ordering::SeqCst) {
             return;
@@ -763,7 +763,7 @@ impl Lane {
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        // Who finds them taken has somebody else poll them.
+        // A thread that finds the channels taken leaves them to the thread that polls them now.
         let mut worked = self.net.local.hub.channels.any() && {
             let channels = self.channels.try_lock();
             channels.is_some_and(|mut channels| channels.poll(&self.net.local.hub.channels, self.address()))
@@ -855,7 +855,7 @@ impl WatchedLane for Lane {
 
 impl Source for Lane {
     fn ready(self: Arc<Self>, readiness: Readiness) {
-        // A lane that the polls serve is looked at again when they stop, and what has arrived meanwhile reported anew.
+        // A lane that the polls serve is looked at again when they stop, and packets that have arrived meanwhile are reported anew.
         self.is_ready(readiness, || self.lane_watch().switch_to_polls());
     }
 
@@ -871,7 +871,7 @@ impl Source for Tick {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        // Where nobody could look for a while, the answer is there, too.
+        // Where no thread could look for a while, the answer is there, too.
         if self.0.by_network.load(Ordering::Relaxed) > 0 && self.0.receive(By::Background) {
             self.0.settle();
         }
@@ -882,7 +882,7 @@ impl Source for Tick {
     }
 }
 
-/// Acknowledgements that nobody has sent meanwhile.
+/// Acknowledgements that no thread has sent meanwhile.
 struct Acknowledge(Arc<Lane>);
 
 impl Source for Acknowledge {

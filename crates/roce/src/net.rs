@@ -1,4 +1,4 @@
-//! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
+//! All that a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
@@ -182,7 +182,7 @@ impl Net {
         Ok(self.engine.get_or_init(|| engine))
     }
 
-    /// The counters of what is no device's alone: packets, and system calls.
+    /// The counters that belong to no device alone: packets, and system calls.
     pub(crate) fn counters(&self) -> &'static Counters {
         self.counters.get_or_init(|| {
             let devices = self.engine().map(|engine| engine.devices()).unwrap_or_default();
@@ -199,7 +199,7 @@ impl Net {
         self.endpoints.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Counts the changes of that table. Who keeps a queue pair out of it may still find it at work for an instant after it was destroyed; its own
+    /// Counts the changes of that table. A thread that keeps a queue pair out of it may still find it at work for an instant after it was destroyed; its own
     /// state then says that it takes in nothing.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
@@ -375,7 +375,7 @@ impl Net {
     #[inline]
     pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
         let number = packet::destination(arrival.bytes);
-        // What is another process's, that one writes down.
+        // A packet for another process is captured by that process.
         if watch::packets() && number.is_none_or(|number| !self.is_stray(number)) {
             arrival.show();
         }
@@ -606,7 +606,7 @@ impl Net {
         if let Ok(lane) = self.primary() {
             self.follow_up(&mut sweep, &lane);
         }
-        // Pending acknowledgements leave with the next thing on their lane, or soon: whoever sends through a holder is in no hurry.
+        // Pending acknowledgements leave with the next packets on their lane, or soon: a peer that sends through a holder is in no hurry.
         self.all_lanes().for_each(|lane| lane.settle());
         self.manage(management);
     }
@@ -625,7 +625,7 @@ impl Source for Feed {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         let Some(connection) = lock(&self.connection).clone() else { return };
         let mut buffer = vec![0; handover::LONGEST];
-        // Bounded: others get their turn, and what is left is reported again.
+        // Bounded: others get their turn, and messages that are left are reported again.
         for _ in 0..64 {
             match connection.receive_with(&mut buffer) {
                 Ok(([], _)) => return self.end(&connection),

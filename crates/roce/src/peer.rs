@@ -99,7 +99,7 @@ impl SentTotals {
     }
 }
 
-/// What has been sent without the peer's acknowledging it by itself.
+/// The marks sent, behind packets of which the peer's own acknowledgements do not tell.
 #[derive(Default)]
 struct Marks {
     next: u64,
@@ -111,12 +111,12 @@ struct Marks {
     echoed: Option<u64>,
     repeats: u32,
     is_timed: bool,
-    /// When somebody began to wait, or an echo last allowed messages to begin.
+    /// When a thread began to wait, or an echo last allowed messages to begin.
     hoped: Duration,
 }
 
 impl Marks {
-    /// A mark behind what has been sent.
+    /// A mark behind the packets sent so far.
     fn put(&mut self, now: Duration) -> u64 {
         let mark = self.next;
         self.next = self.next.wrapping_add(1);
@@ -147,7 +147,7 @@ impl Peer {
         }
     }
 
-    /// What unreliable packets may be in flight to it now; all there is where nobody echoes.
+    /// Bytes of unreliable packets that may be in flight to it now; no limit where the peer does not echo.
     pub(crate) fn unreliable_room(&self) -> u32 {
         if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
     }
@@ -164,7 +164,7 @@ impl Peer {
     pub(crate) fn not_begun(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
         self.credit.forget(1);
         // Another queue pair may have found that there was no receive left for it, and nothing is on its way that would tell it more. With the marks'
-        // lock: who waits looks at the credit behind it.
+        // lock: a thread that waits looks at the credit behind it.
         let mut marks = lock(&self.marks);
         if self.is_waited_for.load(Ordering::SeqCst) && !marks.is_timed {
             marks.begin_to_repeat();
@@ -274,7 +274,7 @@ impl Peer {
         self.wake_all();
     }
 
-    /// Whatever is outstanding counts as gone.
+    /// All packets that are outstanding count as gone.
     fn give_up(&self) {
         let mut gone = SentTotals::default();
         {
@@ -322,7 +322,7 @@ impl Default for Credit {
 
 impl Credit {
     /// The receives that there were at the last echo ([`u32::MAX`]: any number), and the messages that have begun of which no echo has told: in one
-    /// word, so that nobody sees the one without the other.
+    /// word, so that no thread sees the one without the other.
     fn both(receives: u32, begun: u32) -> u64 {
         u64::from(receives) << 32 | u64::from(begun)
     }
@@ -348,7 +348,7 @@ impl Credit {
         self.update(|receives, begun| (begun < receives).then(|| (receives, begun + 1)))
     }
 
-    /// Takes note that so many messages have not begun, or nobody will tell of them.
+    /// Takes note that so many messages have not begun, or that no echo will tell of them.
     fn forget(&self, count: u32) {
         self.update(|receives, begun| Some((receives, begun.saturating_sub(count))));
     }
@@ -383,7 +383,7 @@ impl Source for Again {
             if idle || !peer.is_waited_for.load(Ordering::SeqCst) {
                 marks.is_timed = false;
                 drop(marks);
-                // Who still waits found no receive left when another message was about to begin, which then did not.
+                // A sender that still waits found no receive left when another message was about to begin, which then did not.
                 return peer.wake_all();
             }
             marks.repeats += 1;

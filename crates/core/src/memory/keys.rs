@@ -1,9 +1,9 @@
-//! The key table: which bytes a key opens, for whom, and who is using it at this instant.
+//! The key table: which bytes a key opens, for which protection domain, and whether a thread is using it at this instant.
 //!
 //! A key (lkey, rkey, STag) is 32 bits: 24 bits of index and 8 bits that differ from one use of the index to the next. The index
 //! is a slot number and a generation, put through a secret permutation, so that a peer that has seen one key learns
 //! nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
-//! until the count is zero, so that after a deregistration has returned nobody touches the memory.
+//! until the count is zero, so that after a deregistration has returned no thread touches the memory.
 
 use super::copy::{self, Fault};
 use super::lending::Lenders;
@@ -23,7 +23,7 @@ use std::time::Instant;
 use super::window::Windows;
 
 bitflags! {
-    /// What a memory region or window permits, with the values of `enum ibv_access_flags` (ibv_reg_mr(3)).
+    /// The rights of a memory region or window, with the values of `enum ibv_access_flags` (ibv_reg_mr(3)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// The local side may write: receives, read responses, atomic results.
@@ -38,7 +38,7 @@ bitflags! {
         const MW_BIND = 1 << 4;
         /// Remote addresses count from zero instead of from the virtual address.
         const ZERO_BASED = 1 << 5;
-        /// Pages are not pinned. Nothing ever is here, so this asks for what is so anyway.
+        /// Pages are not pinned. No pages ever are here, so this changes nothing.
         const ON_DEMAND = 1 << 6;
         /// Huge pages: a hint without effect.
         const HUGETLB = 1 << 7;
@@ -73,7 +73,7 @@ pub enum AccessError {
     Rights,
 }
 
-/// What a key opens.
+/// The bytes that a key opens, and the rights on them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     /// First byte in this process.
@@ -82,7 +82,7 @@ pub(crate) struct Entry {
     pub(crate) length: u64,
     /// The address that a peer or a scatter/gather element calls the first byte by.
     pub(crate) iova: u64,
-    /// What is permitted.
+    /// The rights.
     pub(crate) access: Access,
     /// Number of the protection domain.
     pub(crate) domain: u32,
@@ -97,13 +97,13 @@ pub(crate) struct Entry {
 pub(crate) enum Kind {
     /// The program's, which may do with them what it likes.
     Program,
-    /// Nobody's: every address is as good as another, and leads nowhere.
+    /// No bytes: every address is as good as another, and leads nowhere.
     Null,
-    /// Ours, and nobody changes them while a request in flight reads them.
+    /// Ours, and no thread changes them while a request in flight reads them.
     Immutable,
 }
 
-/// What a memory window is bound to.
+/// The region and the rights that a memory window is bound to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binding {
     /// Key of the region that it opens a part of.
@@ -141,7 +141,7 @@ pub(super) struct Slot {
 }
 
 // SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the store that makes
-// it valid; it is read only by someone who counted himself as a user while it was VALID, or is a reader that is waited for (`super::reader`).
+// it valid. It is read only by a thread that counted itself as a user while it was VALID, or by a reader that is waited for (`super::reader`).
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -166,7 +166,7 @@ impl Slot {
         state >> 32 == u64::from(key) && state & VALID != 0
     }
 
-    /// Which filling it has. It stays for whoever is counted as a user.
+    /// Which filling it has. It stays for a thread that is counted as a user.
     pub(super) fn filling(&self) -> u32 {
         self.fillings.load(Ordering::Relaxed)
     }
@@ -182,7 +182,7 @@ impl Slot {
     /// Counts the caller as a user, and says what the key opens.
     pub(super) fn look(&self, key: u32) -> std::result::Result<Entry, AccessError> {
         self.enter(key)?;
-        // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
+        // SAFETY: we are counted as a user of a valid slot, so no thread writes the entry.
         Ok(unsafe { self.entry.get() })
     }
 
@@ -197,7 +197,7 @@ impl Slot {
         (self.state.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// Whether somebody is using it.
+    /// Whether a thread is using it.
     pub(super) fn is_used(&self) -> bool {
         self.state.load(Ordering::Acquire) & USERS != 0
     }
@@ -205,7 +205,7 @@ impl Slot {
 
 /// All keys of one engine. Thread-safe; look-ups take no lock.
 pub struct Keys {
-    /// On the heap, and made there: the stack of whoever asks for the engine first may be a small one.
+    /// On the heap, and made there: the thread that asks for the engine first may have a small stack.
     chunks: Box<[OnceLock<Box<[Slot]>>; CHUNKS]>,
     free: Mutex<Free>,
     secret: [u32; 4],
@@ -240,8 +240,8 @@ impl Keys {
         }
     }
 
-    /// Waits until everybody who was using a slot has finished. Uses are short (one copy of at most 256 KiB, one non-blocking system
-    /// call), and what is lent is taken back, so waiting is, too.
+    /// Waits until every thread that was using a slot has finished. Uses are short (one copy of at most 256 KiB, one non-blocking system
+    /// call), and loans are taken back, so waiting is short, too.
     pub(super) fn wait_for_users(&self, slot: &Slot) {
         while slot.is_used() {
             self.recall(slot);
@@ -251,7 +251,7 @@ impl Keys {
         }
     }
 
-    /// Waits as [`Keys::wait_for_users`] does, until then. False if somebody has not finished.
+    /// Waits as [`Keys::wait_for_users`] does, until then. False if a user has not finished.
     pub(super) fn wait_for_users_until(&self, slot: &Slot, until: Instant) -> bool {
         while slot.is_used() {
             self.recall(slot);
@@ -266,10 +266,10 @@ impl Keys {
     /// Makes a slot valid under `key`.
     ///
     /// # Safety
-    /// It is not valid, and belongs to the caller: nobody else fills it meanwhile.
+    /// It is not valid, and belongs to the caller: no other thread fills it meanwhile.
     pub(super) unsafe fn fill(&self, slot: &Slot, key: u32, entry: Entry) {
         self.wait_for_users(slot);
-        // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
+        // SAFETY: not valid by the caller's promise, so no user comes any more; and none is there.
         unsafe { slot.entry.set(entry) };
         slot.fillings.fetch_add(1, Ordering::Relaxed);
         slot.is_remembered.store(false, Ordering::Relaxed);
@@ -354,10 +354,10 @@ impl Keys {
         Ok((slot, key))
     }
 
-    /// Puts another entry behind a key, once everybody who was using the old one has finished.
+    /// Puts another entry behind a key, once every user of the old one has finished.
     ///
     /// # Safety
-    /// The key is a region's, and the caller's: nobody else replaces or removes it meanwhile.
+    /// The key is a region's, and the caller's: no other thread replaces or removes it meanwhile.
     pub(crate) unsafe fn replace(&self, key: u32, entry: Entry) {
         self.invalidate(key);
         if let Some(slot) = self.slot(key) {
@@ -367,7 +367,7 @@ impl Keys {
         }
     }
 
-    /// Makes the key useless for everybody who comes now (invalidation). Its slot stays taken until [`Keys::remove`].
+    /// Makes the key useless for all uses that begin now (invalidation). Its slot stays taken until [`Keys::remove`].
     /// Returns whether it was valid.
     pub(crate) fn invalidate(&self, key: u32) -> bool {
         let Some(slot) = self.slot(key) else { return false };
@@ -383,7 +383,7 @@ impl Keys {
         was_valid
     }
 
-    /// Takes the key back: nobody can begin to use it any more, and everybody who was using it has finished when this
+    /// Takes the key back: no thread can begin to use it any more, and every user has finished when this
     /// returns.
     pub(crate) fn remove(&self, key: u32) {
         self.invalidate(key);
@@ -436,7 +436,7 @@ impl Keys {
         span.narrow(&entry, address, length, rights)
     }
 
-    /// An empty span that keeps a valid key in use, and what the key opens.
+    /// An empty span that keeps a valid key in use, and the entry of the key.
     #[inline]
     pub(crate) fn enter(&self, key: u32, domain: u32) -> std::result::Result<(Span<'_>, Entry), AccessError> {
         // RFC5041-7.1-6, RFC5041-8.3-3, RFC5040-7.2-4, RFC5040-7.2-6
@@ -470,13 +470,13 @@ impl Keys {
         Ok(())
     }
 
-    /// Whether somebody has bytes of a key in use at this instant, or has been lent some.
+    /// Whether a thread has bytes of a key in use at this instant, or some are lent.
     pub(crate) fn is_in_use(&self, key: u32) -> bool {
         self.slot(key).is_some_and(Slot::is_used)
     }
 
     /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`, whose thread has no bytes of it in use. When it
-    /// returns, nobody uses them any more.
+    /// returns, no thread uses them any more.
     pub fn invalidate_locally(
         &self,
         key: u32,
@@ -509,7 +509,7 @@ impl Keys {
         if self.invalidate(key) { Ok(()) } else { Err(AccessError::Key) }
     }
 
-    /// What a key opens, if anything.
+    /// The entry of a key, if it is valid.
     pub(super) fn entry(&self, key: u32) -> Option<Entry> {
         let slot = self.slot(key)?;
         let entry = slot.look(key).ok()?;
@@ -643,14 +643,14 @@ impl Span<'_> {
         self.address
     }
 
-    /// The bytes, if nobody changes them while a request in flight reads them: a transport that checksums what it sends need not copy them.
+    /// The bytes, if no thread changes them while a request in flight reads them: a transport that checksums its payload need not copy them.
     pub fn immutable(&self) -> Option<&[u8]> {
-        // SAFETY: we are counted as a user, or waited for as one, so nobody writes the entry.
+        // SAFETY: we are counted as a user, or waited for as one, so no thread writes the entry.
         let entry = unsafe { self.slot.entry.get() };
         if entry.kind != Kind::Immutable {
             return None;
         }
-        // SAFETY: the owner of the region has promised that they are mapped, and that nobody writes to them while a request reads them; the
+        // SAFETY: the owner of the region has promised that they are mapped, and that no thread writes to them while a request reads them; the
         // span lies inside.
         Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length) })
     }

@@ -1,6 +1,6 @@
 //! Keys that processes of the same host use by themselves.
 //!
-//! What a key opens may be told to others ([`Keys::publish`]): a [`Publisher`], which the transport installs, shows it to them. They may use the
+//! A [`Publisher`], which the transport installs, can tell other processes which bytes a key opens ([`Keys::publish`]). They may use the
 //! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
 //! is using it ([`Keys::remove`]).
 
@@ -12,19 +12,19 @@ use super::ways;
 use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
 
-/// Shows other processes what keys open. Thread-safe; called with no lock of the transport's held but by whoever takes in a packet.
+/// Shows other processes which bytes keys open. Thread-safe. Only a thread that takes in a packet calls it with a lock of the transport's held.
 pub trait Publisher: Send + Sync {
     /// Key `key`, whose number is `number`, opens this.
     fn publish(&self, number: u32, key: u32, opened: &PublishedBytes);
     /// The key opens nothing any more for a process that looks from now on.
     fn retract(&self, number: u32);
-    /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
+    /// Waits until the processes that have looked before do not use it any more. Bounded: false if one of them still does.
     fn wait(&self, number: u32) -> bool;
-    /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until nobody uses the key any more. No process is blamed if that takes longer.
+    /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until no process uses the key any more. No process is blamed if that takes longer.
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(number)
     }
-    /// Moves memory, `length` bytes at `address`, with nobody in its pages: what is published of them is taken back for that time. At a safe point.
+    /// Moves memory, `length` bytes at `address`, while no process is in its pages: all that is published of them is taken back for that time. At a safe point.
     fn alone(
         &self,
         address: usize,
@@ -36,7 +36,7 @@ pub trait Publisher: Send + Sync {
     }
 }
 
-/// What a key opens for another process.
+/// The bytes that a key opens for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishedBytes {
     /// What peers call the first of the bytes.
@@ -45,7 +45,7 @@ pub struct PublishedBytes {
     pub length: u64,
     /// Address of the first of the bytes in this process.
     pub address: u64,
-    /// What the region permits.
+    /// The rights of the region.
     pub access: Access,
     /// Number of its protection domain.
     pub domain: u32,
@@ -74,11 +74,11 @@ pub(super) struct Publication(AtomicU16);
 
 /// The key is, or was, shown to others: they may be using it.
 const SHOWN: u16 = 1;
-/// Somebody has asked for it, once.
+/// A peer has asked for it, once.
 const ASKED: u16 = 2;
-/// What is shown can be mapped.
+/// The shown bytes can be mapped.
 const MAPPED: u16 = 4;
-/// The key has been withdrawn, and somebody is using it still.
+/// The key has been withdrawn, and a process is using it still.
 const HIDDEN: u16 = 8;
 /// Counts in the bits above how often it was asked for in vain.
 const TRY: u16 = 16;
@@ -105,7 +105,7 @@ impl Keys {
         let _ = self.publisher.set(publisher);
     }
 
-    /// Has memory moved to where others can map it, by `share`, with nobody in its pages: `length` bytes at `address`. At a safe point.
+    /// Has memory moved to where others can map it, by `share`, while no process is in its pages: `length` bytes at `address`. At a safe point.
     pub(crate) fn alone(
         &self,
         address: usize,
@@ -118,14 +118,14 @@ impl Keys {
         }
     }
 
-    /// Whether others had better map the memory of this key, and nobody has asked for that before.
+    /// Whether others had better map the memory of this key, and no peer has asked for that before.
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
         let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (MAPPED | ASKED) == 0;
         self.slot(key).is_some_and(|slot| is_idle(slot) && slot.is_valid(key) && slot.ask())
     }
 
-    /// What was asked for could not be done for a reason that may pass: [`Keys::asks`] says yes once more, so many times in all.
+    /// The request could not be met for a reason that may pass: [`Keys::asks`] says yes once more, so many times in all.
     pub fn may_ask_again(&self, key: u32) {
         if let Some(slot) = self.slot(key) {
             let again = |state| (state < TRY * MOST_TRIES).then_some((state & !ASKED) + TRY);
@@ -148,7 +148,7 @@ impl Keys {
     /// registered. It stays as it is if it is shown already. False if the key has gone, or stands for something else by now. For one thread at a time.
     pub fn publish(&self, key: u32, place: Option<&Place>, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
-        // Counted as a user: nobody fills it with something else meanwhile.
+        // Counted as a user: no thread fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
         // A region that has been changed keeps its key, and has left its pages. If that begins now, it waits for us.
         if !is_so() {
@@ -165,7 +165,7 @@ impl Keys {
             let skip = u32::try_from(skip).ok().filter(|_| is_inside)?;
             Some(MappableBytes { skip, length: place.length as u64, offset: place.offset })
         });
-        // What was to be mapped, and is none of its bytes, is somebody else's.
+        // A place that holds none of the key's bytes belongs to another region.
         let is_strange = matches!(mapped, Some(None));
         if is_strange || !ways::may_be_shown(entry.kind, entry.window.is_some()) {
             slot.leave();

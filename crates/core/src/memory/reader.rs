@@ -1,22 +1,22 @@
-//! Short uses of a key by somebody who uses the same one time and again, without counting.
+//! Short uses of a key by a caller that uses the same one time and again, without counting.
 //!
-//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. Whoever takes a key
+//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. The thread that takes a key
 //! away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader finds
-//! the key gone, or it is waited for; and the fence that this takes is the other's alone to pay for, and only for a key that a reader has remembered. (So do processes of one host with each other's keys:
-//! `adverb_local::announce`, of which there is a model.)
+//! the key gone, or that thread waits for it. That thread alone pays for the fence, and only for a key that a reader has remembered. (Processes of one host do so with
+//! each other's keys: `adverb_local::announce`, of which there is a model.)
 
 use super::keys::{Access, AccessError, Entry, Keys, Kind, Slot, Span};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
 use std::sync::{Arc, OnceLock};
 
-/// Somebody who uses one key time and again, for one thread at a time. By default it counts, as everybody does.
+/// The state of a caller that uses one key time and again, for one thread at a time. By default it counts each use, as all callers do.
 #[derive(Default)]
 pub struct Reader {
     announced: Option<Arc<AtomicUsize>>,
     known: Option<CachedKey>,
 }
 
-/// What was found when a key was opened last.
+/// The slot and the entry that were found when a key was opened last.
 struct CachedKey {
     key: u32,
     slot: &'static Slot,
@@ -30,7 +30,7 @@ pub(super) struct Readers {
     /// A word of each.
     list: Mutex<Vec<Arc<AtomicUsize>>>,
     barrier: OnceLock<fn() -> bool>,
-    /// The barrier has failed: everybody counts.
+    /// The barrier has failed: all readers count their uses.
     is_over: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Reader {
         let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
         // Release: whoever sees this in place of an earlier announcement sees that what that was for has been done.
         announced.store(name(known.slot), Ordering::Release);
-        // Between this store and these looks whoever takes the key away has every thread pass a barrier.
+        // Between this store and these looks, a thread that takes the key away has every thread pass a barrier.
         light_fence();
         if known.slot.is_still(key, known.filling) && !keys.readers.is_over.load(Ordering::Relaxed) {
             return true;
@@ -89,7 +89,7 @@ impl Keys {
     }
 
     /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as [`Keys::open_again`] and a [`Span`] would, but in a few instructions. None
-    /// for another key, and for whatever `open_again` refuses, or finds in another way.
+    /// for another key, and for all that `open_again` refuses, or finds in another way.
     #[inline(always)]
     pub(crate) fn with_known<T>(
         &self,
@@ -171,19 +171,19 @@ impl Keys {
     fn remember(&'static self, reader: &mut Reader, key: u32) {
         reader.known = None;
         let Some(slot) = self.slot(key) else { return };
-        // Counted as a user: nobody fills it meanwhile.
+        // Counted as a user: no thread fills it meanwhile.
         let Ok(entry) = slot.look(key) else { return };
         if entry.window.is_none() {
-            // Visible to whoever has seen that there are no users any more.
+            // Visible to each thread that has seen that there are no users any more.
             slot.is_remembered.store(true, Ordering::Relaxed);
             reader.known = Some(CachedKey { key, slot, filling: slot.filling(), entry });
         }
         slot.leave();
     }
 
-    /// Waits until no reader uses a slot that has become invalid and has no users. Whoever announces it later does so in vain.
+    /// Waits until no reader uses a slot that has become invalid and has no users. A reader that announces it later finds it invalid.
     pub(super) fn wait_for_readers(&self, slot: &Slot) {
-        // Nobody remembers it from now on, and so nobody has to pass a barrier for the most of what is registered.
+        // No reader remembers it from now on. So no thread has to pass a barrier for most registered memory.
         if !slot.is_remembered.load(Ordering::Relaxed) {
             return;
         }
@@ -196,7 +196,7 @@ impl Keys {
         }
         if !barrier() {
             readers.is_over.store(true, Ordering::SeqCst);
-            // Once in a process's life. What was being announced is visible long before this is over.
+            // Once in a process's life. An announcement that was under way is visible long before this is over.
             #[cfg(not(loom))]
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

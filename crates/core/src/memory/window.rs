@@ -1,6 +1,6 @@
 //! Memory windows: keys that open a part of a region to peers, bound and taken back by work requests.
 //!
-//! What a window is bound to stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
+//! The binding of a window stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
 //! [`Windows`], one at a time.
 
 use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind, Slot};
@@ -9,7 +9,7 @@ use crate::sync::MutexGuard;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a bind waits for uses of what the window opened before. They last for microseconds, unless a thread copies to or from a page that a peer withholds.
+/// How long a bind waits for uses of the window's former bytes. They last for microseconds, unless a thread copies to or from a page that a peer withholds.
 const OLD_USE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Kinds of memory window (`enum ibv_mw_type`).
@@ -21,7 +21,7 @@ pub enum WindowType {
     Two,
 }
 
-/// What a bind request asks for (struct ibv_mw_bind_info, and the key).
+/// The parameters of a bind request (struct ibv_mw_bind_info, and the key).
 #[derive(Clone, Copy, Debug)]
 pub struct Bind {
     /// The window's key, with the lowest 8 bits that it is to have.
@@ -32,7 +32,7 @@ pub struct Bind {
     pub address: u64,
     /// The length in bytes. None of type 1: it opens nothing afterwards.
     pub length: u64,
-    /// What the peer may do.
+    /// The peer's rights.
     pub access: Access,
 }
 
@@ -107,7 +107,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Binds a window, or says why not. Some if somebody uses its bytes of before: nobody can begin to any more, and the bind is to be tried again without these uses.
+    /// Binds a window, or says why not. Some if its former bytes are still in use: no new use can begin, and the bind is to be tried again without these uses.
     fn try_to_bind(
         &self,
         domain: u32,
@@ -143,12 +143,12 @@ impl Keys {
         if let Some(window) = windows.all.get_mut(&index) {
             (window.key, window.region) = (bind.key, Some(bind.region));
         }
-        // SAFETY: invalidated above, and filled under the lock of all windows. Nobody uses it, so this waits for nobody.
+        // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does not wait.
         unsafe { self.fill(slot, bind.key, entry) };
         Ok(None)
     }
 
-    /// What the window opens once it is bound.
+    /// The entry of the window once it is bound.
     fn bound_entry(
         &self,
         domain: u32,
@@ -212,7 +212,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Ends a window. When it returns, nobody uses its bytes through it any more.
+    /// Ends a window. When it returns, no thread uses its bytes through it any more.
     // IB-MW-11
     pub(crate) fn remove_window(&self, key: u32) {
         let mut windows = self.lock_windows();
@@ -222,7 +222,7 @@ impl Keys {
         self.remove(key);
     }
 
-    /// Invalidates the key of a region unless windows are bound to it; returns whether none are. Whoever binds later finds no region.
+    /// Invalidates the key of a region unless windows are bound to it; returns whether none are. A bind that comes later finds no region.
     pub(crate) fn invalidate_unbound(&self, region: u32) -> bool {
         let windows = self.lock_windows();
         let unbound = !windows.bound.contains_key(&region);

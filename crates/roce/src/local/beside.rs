@@ -58,7 +58,7 @@ impl Beside {
         }
     }
 
-    /// Wakes the processes at the other ends, for what went without the lane.
+    /// Wakes the processes at the other ends, for records that went without the lane.
     pub(crate) fn ring(&self) {
         // One at a time, without the lock: the list keeps its memory, and a post allocates none.
         let next = || lock(&self.to_ring).pop();
@@ -75,7 +75,7 @@ impl Beside {
     /// Sends a Send that is being posted, if nothing is in the way.
     #[inline]
     pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
-        // A pending acknowledgement may be for what this request is about. The request brings that of its own queue pair along.
+        // A pending acknowledgement may be for a message that this request is about. The request brings that of its own queue pair along.
         // PRACTICE-ORDER-1
         let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
         if !is_send
@@ -151,7 +151,7 @@ impl Beside {
     /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
     #[cold]
     fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: LockGuard<'_, EndpointState>) -> bool {
-        // Whoever posts meanwhile leaves it to this thread.
+        // Threads that post meanwhile leave it to this thread.
         self.copying.begin();
         if self.carry_on(endpoint, inner) == CopyProgress::Part {
             self.go_on(endpoint);
@@ -183,14 +183,14 @@ impl Beside {
         };
         let left = carried != CopyProgress::Part && {
             self.copying.end();
-            // What was posted before that, its poster has left to us.
+            // Threads that posted before that have left their requests to us.
             queues.send.has_work(&inner.cursor)
         };
         drop(inner);
         if left {
             endpoint.ring();
         }
-        // What others have left, who did not get the lock.
+        // Work of threads that did not get the lock.
         if endpoint.busy.take_note() {
             endpoint.ring();
             // It may have been a packet, which is still in the channel.

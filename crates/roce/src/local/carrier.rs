@@ -22,7 +22,7 @@ pub(crate) enum PacketSink<'a> {
     Host(Departure<'a>),
 }
 
-/// Packets that enter a channel, which nobody else sends by meanwhile. Its lock is held while they are copied, never across a system call.
+/// Packets that enter a channel, which no other thread sends by meanwhile. Its lock is held while they are copied, never across a system call.
 pub(crate) struct Departure<'a> {
     batch: &'a mut Batch,
     channel: &'a Arc<Channel>,
@@ -181,7 +181,7 @@ impl Departure<'_> {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Tx { producer, outgoing } = &mut *self.tx;
-        // What the other process may change at any time is no slice: so there is one more copy, in the cache.
+        // Memory that the other process may change at any time is no slice: so there is one more copy, in the cache.
         let payload = &mut outgoing[..length];
         if length > 0 {
             fill(payload)?;

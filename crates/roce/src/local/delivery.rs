@@ -1,4 +1,4 @@
-//! What has come by a channel, as it reaches its queue pair: a packet, or messages that have come [straight](super::straight).
+//! The ways from a channel to a queue pair: packets, and messages that have come [straight](super::straight).
 
 use super::channel::Channel;
 use super::record::take_straight;
@@ -39,8 +39,8 @@ impl WaitingSince {
     /// Nothing has waited, and nothing does: the program has not received anything so far.
     const NEVER: u64 = u64::MAX;
 
-    /// Whether an unreliable message had better wait for a moment: there is no receive for it, and the program has not dealt with what came before. Nobody would
-    /// tell the sender that it is lost ([`crate::pace`]).
+    /// Whether an unreliable message had better wait for a moment: there is no receive for it, and the program has not dealt with earlier ones. The
+    /// sender would not learn that it is lost ([`crate::pace`]).
     #[inline]
     pub(super) fn holds(&self, endpoint: &Endpoint, packet: &Packet<'_>, now: Duration) -> bool {
         matches!(endpoint.queues.service, Service::Uc | Service::Ud)
@@ -49,7 +49,7 @@ impl WaitingSince {
 
     fn waits_for_program(&self, endpoint: &Endpoint, packet: &Packet<'_>, now: Duration) -> bool {
         let queues = &endpoint.queues;
-        // What is dropped anyway need not wait.
+        // A message that is dropped anyway need not wait.
         if !matches!(queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe) {
             return false;
         }

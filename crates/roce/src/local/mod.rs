@@ -52,7 +52,7 @@ const MTU: u32 = 256 << 10;
 /// The channels as the polls of a lane look at them.
 pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Packets>;
 
-/// What this process shares with others. Thread-safe.
+/// The memory and the channels that this process shares with others. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Local {
     pub(crate) hub: Hub<Net>,
@@ -65,7 +65,8 @@ pub(crate) struct Local {
 struct State {
     /// Which process owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
     owners: HashMap<u16, libc::pid_t>,
-    /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present. How often they have, and whether they still wait.
+    /// Queue pairs of ours that ask once more in a moment: the process that they asked lets no connection in at present. How often they have, and whether they
+    /// still wait.
     unheard: HashMap<u32, (u32, bool)>,
     /// Blocks whose owners could not be asked, for datagrams, and when.
     unreachable_owners: HashMap<u16, Duration>,
@@ -78,10 +79,10 @@ const MOST_UNREACHABLE: usize = 4096;
 
 /// How long such a queue pair waits at first. Each wait is twice as long as the one before, up to 64 times this.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How often a queue pair asks an owner that lets nobody in, for about five seconds in all. Then the queue pair goes by the network.
+/// How often a queue pair asks an owner that lets no connection in, for about five seconds in all. Then the queue pair goes by the network.
 const ATTEMPTS: u32 = 20;
 
-/// Processes of RoCE find each other by queue pair numbers: who owns a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).
+/// Processes of RoCE find each other by queue pair numbers: the owner of a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).
 impl Side for Net {
     type Traffic = Packets;
 
@@ -115,7 +116,7 @@ impl Side for Net {
     }
 
     fn forget(&self, channel: &Channel) {
-        // At once: whoever asks meanwhile would find the process without a verdict, and enter it among the owners anew.
+        // At once: a queue pair that asks meanwhile would find the process without a verdict, and enter it among the owners anew.
         self.local.hub.leave(channel, || {
             let mut state = lock(&self.local.state);
             state.owners.retain(|_, process| *process != channel.neighbour.process());
@@ -153,9 +154,9 @@ impl State {
         if let Some(verdict @ (HandshakeVerdict::Channel(_) | HandshakeVerdict::Undecided)) = before {
             return Ok(verdict);
         }
-        // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
+        // No event tells of the end of a process with which no memory is shared: the block may belong to another one by now, which will share it.
         let owners = match numbers::owners(block, Duration::ZERO) {
-            // Without a descriptor, or while he lets nobody in, it counts how it was before.
+            // Without a descriptor, or while the owner lets no connection in, the earlier verdict counts.
             Err(_) if before.is_some() => return Ok(HandshakeVerdict::Network),
             found => found?,
         };
@@ -202,7 +203,7 @@ impl reactor::Source for Again {
         for endpoint in askers.into_iter().filter_map(|asker| self.0.endpoint(asker)) {
             self.0.local.seek_again(&endpoint);
         }
-        // Who does not wait again has heard, or is gone.
+        // A queue pair that does not wait again has its answer, or is gone.
         lock(&self.0.local.state).unheard.retain(|_, (_, waits)| *waits);
     }
 }

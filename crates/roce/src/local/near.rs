@@ -33,7 +33,7 @@ pub(crate) struct Near {
     service: Service,
     /// The peer's queue pair.
     peer: u32,
-    /// What the peer may do: bits of [`adverb_core::memory::Access`].
+    /// The peer's rights: bits of [`adverb_core::memory::Access`].
     permitted: u32,
     /// Whether the queue pair may have reads under way.
     reads: bool,
@@ -46,12 +46,12 @@ pub(crate) struct Near {
     lends_often: bool,
 }
 
-/// What has become of a request in its turn at the lane.
+/// The result of a request's turn at the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TurnOutcome {
     /// The request is carried out, or a part of it is: the next look finds what comes next.
     On,
-    /// What was posted before comes first.
+    /// Requests that were posted before come first.
     Later,
     /// The request goes on beside the lane.
     Beside,
@@ -103,7 +103,7 @@ impl Near {
         self.service != Service::Uc
     }
 
-    /// Whether payload stays where it is until the receiver fetches it. What is not acknowledged is complete as soon as it is sent, and its memory the program's
+    /// Whether payload stays where it is until the receiver fetches it. An unacknowledged request is complete as soon as it is sent, and its memory is the program's
     /// again.
     fn fetches(&self) -> bool {
         self.is_reliable() && self.channel.neighbour.reads()
@@ -128,7 +128,7 @@ impl Near {
         requester.set_longest_overtaken(LONGEST_HERE as u32);
     }
 
-    /// What the program lets its peer do, and whether its queue pair may have reads under way.
+    /// The rights that the program gives its peer, and whether its queue pair may have reads under way.
     pub(crate) fn permit(&mut self, permitted: u32, reads: bool) {
         if self.permitted != permitted {
             self.published = None;
@@ -313,7 +313,7 @@ impl Near {
         });
     }
 
-    /// Takes note that so many bytes of a request are about to leave. What is sent again may be what the receiver could not read.
+    /// Takes note that so many bytes of a request are about to leave. The receiver may have been unable to read bytes that are sent again.
     #[inline]
     pub(crate) fn note_payload(&mut self, queues: &Queues, work: &SendWork, length: u32, is_repeated: bool) {
         if length as usize > LONGEST_HERE && !is_repeated {

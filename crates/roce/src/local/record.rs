@@ -138,7 +138,7 @@ impl Claim for Lease<'_> {
     }
 }
 
-/// What a record carries.
+/// The parts of a record.
 pub(super) struct Parts<'a> {
     /// The headers of a packet.
     pub(super) head: &'a [u8],
@@ -154,7 +154,7 @@ pub(crate) fn take_straight<'a>(record: &'a Record<'_>) -> Option<(Straight, Sou
     Some((Straight::parse(&first, record.len())?, payload))
 }
 
-/// Room for what is copied out of a record before it is judged.
+/// Room for the words that are copied out of a record before they are judged.
 pub(super) struct RecordCopy {
     words: Words,
     pieces: [Piece; MOST_PIECES],

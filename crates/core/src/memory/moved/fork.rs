@@ -1,6 +1,6 @@
 //! Fork: a child gets copies of shared pages, in their places, as they were just before.
 //!
-//! The pages themselves belong to the parent and its peers, who go on writing to them; so a child does not inherit them, which is what the
+//! The pages themselves belong to the parent and its peers, which go on writing to them. So a child does not inherit them, just as the
 //! kernel does with pages that an adapter has pinned. A copy is made before the fork, where the child finds it and
 //! puts it into its place by a system call for each piece. As with an adapter, what other threads store during a fork may be in the child, or not. The handler of the child takes no lock and frees nothing: it has the lock that the
 //! parent's thread took.
@@ -13,7 +13,7 @@ use super::state::{self, State, StateGuard};
 use std::cell::UnsafeCell;
 use std::sync::Once;
 
-/// What a child is to have.
+/// The bytes that a child is to have.
 struct Copy {
     /// The address of the bytes now.
     from: usize,
@@ -23,7 +23,7 @@ struct Copy {
     protection: i32,
 }
 
-/// What a child is to have, in pages of its own: the program's heap may be among what was moved, and then a child has none before this is carried out.
+/// The bytes that a child is to have, in pages of its own: the program's heap may be among the moved pages, and then a child has none before this is carried out.
 pub(super) struct Copies {
     /// The first one, or zero.
     at: usize,
@@ -61,7 +61,7 @@ impl Copies {
 
     fn drop_pages(self) {
         if self.count > 0 {
-            // SAFETY: the mapping of `of`, which nobody uses any more.
+            // SAFETY: the mapping of `of`, which no code uses any more.
             unsafe { calls::munmap(self.at as *mut _, self.bytes()) };
         }
     }
@@ -151,7 +151,7 @@ fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
                 libc::pread(file.descriptor(), target as *mut _, (stop - from) as usize, from as i64)
             };
             if read <= 0 {
-                // SAFETY: ours, and nobody has seen it.
+                // SAFETY: ours, and no other thread has seen it.
                 unsafe { calls::munmap(copy as *mut _, length) };
                 return None;
             }

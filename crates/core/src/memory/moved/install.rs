@@ -1,7 +1,7 @@
 //! Puts pages of the file in the place of private ones: taken away, copied, and exchanged by one system call.
 //!
-//! Taking them away is what finds out whether the kernel or a device has its hands on one. While they are away nothing is allocated and no lock is
-//! taken but the ledger's: somebody who holds one may be waiting for their return.
+//! The attempt to take them away shows whether the kernel or a device has its hands on one. While they are away, nothing is allocated and no lock is
+//! taken but the ledger's: the holder of another lock may be waiting for the pages' return.
 
 use super::Refusal;
 use super::calls;
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
-/// What is looked at at once: memory that nobody has touched stays so, in pieces of this length.
+/// The length of a look: memory that no thread has touched stays so, in pieces of this length.
 const CHUNK: usize = 256 << 10;
 
 /// Pages to be moved.
@@ -80,7 +80,7 @@ fn put_back(faults: &Userfault, job: &Job, scratch: &mut Mapping, length: usize)
     let (mut done, _) = faults.move_pages(base, away, length);
     faults.unregister(base, job.length);
     while done < length {
-        // What cannot be moved is copied: into fresh pages, since nothing is there.
+        // Pages that cannot be moved are copied: into fresh pages, since nothing is there.
         let part = CHUNK.min(length - done);
         // SAFETY: the target is the program's memory, which has lost these very bytes; the source is our own mapping.
         if unsafe { copy::copy_between(base + done, away + done, part) }.is_err() {
@@ -162,10 +162,10 @@ impl Mapping {
         }
     }
 
-    /// Takes the place of what is at `base`, in one step, of which the guard hears.
+    /// Takes the place of the pages at `base`, in one step, of which the guard hears.
     fn put(self, base: usize) -> Result<(), (Self, Refusal)> {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: what is at `base` had the same bytes, which have been taken away from there; nobody else runs who could have put others there.
+        // SAFETY: the bytes at `base` were the same, and have been taken away from there. No other thread runs that could have put others there.
         let put =
             unsafe { calls::mremap(self.address as *mut _, self.length, self.length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
@@ -175,11 +175,11 @@ impl Mapping {
         Ok(())
     }
 
-    /// What lies from `from` to `to` takes the place of what is at `base`. It is the only copy of the program's bytes: where even that cannot be
+    /// The pages from `from` to `to` take the place of those at `base`. They are the only copy of the program's bytes: where even that cannot be
     /// had, the program ends, and does not go on without them.
     fn put_tail(&mut self, from: usize, to: usize, base: usize) {
         let (at, length, how) = (self.address + from, to - from, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        // SAFETY: part of our own mapping; what is at `base` has lost these very bytes, and is nobody else's.
+        // SAFETY: part of our own mapping; the pages at `base` have lost these very bytes, and belong to no other mapping.
         let put = unsafe { calls::mremap(at as *mut _, length, length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
             crate::log::say(format_args!(
@@ -187,7 +187,7 @@ impl Mapping {
             ));
             std::process::abort();
         }
-        // What was behind them was never there, and what is there now may be anybody's.
+        // Pages behind them were never there, and any code may have mapped others there by now.
         if to < self.length {
             // SAFETY: our own mapping, of which nothing is left but this and the beginning.
             unsafe { calls::munmap((self.address + to) as *mut _, self.length - to) };
@@ -203,7 +203,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Which private pages there is anything in (`/proc/self/pagemap`), so that memory that nobody has touched stays so.
+/// Which private pages there is anything in (`/proc/self/pagemap`), so that memory that no thread has touched stays so.
 struct PageMap {
     file: Option<File>,
     page: usize,

@@ -1,12 +1,13 @@
 //! Registered memory that a process of the same host reaches by loads and stores of its own.
 //!
-//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). What is left of the region in its first and
-//! last page stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes: a copy back would cut off whoever
-//! in the kernel has got hold of them meanwhile.
+//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). The rest of the region, in its first and
+//! last page, stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes. A copy back would cut
+//! off any part of the kernel that has got hold of them meanwhile.
 //!
 //! The program does not notice. Moving takes a copy, so it is done by the program's only thread, in a verbs call, with its signals blocked, the engine's own threads held
-//! ([`crate::helpers`]), and where nothing is found by which the kernel or a device could have pages in its hands. From then on a thread of ours *guards* the pages: what the program
-//! drops reads as zeros, and what it unmaps or moves is known. Where one of these things cannot be had, nothing is moved ([`Refusal`]), and peers go other ways.
+//! ([`crate::helpers`]), and where nothing is found by which the kernel or a device could have pages in its hands. From then on a thread of ours *guards* the
+//! pages: dropped pages read as zeros, and the guard knows those that are unmapped or moved. Where one of these things cannot be had, nothing is moved
+//! ([`Refusal`]), and peers go other ways.
 //!
 //! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
 //! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
@@ -81,7 +82,7 @@ pub trait Movable {
     /// Where others can map its pages from, if they have been moved.
     fn place(&self) -> Option<Place>;
 
-    /// Whether bytes of it are lent to somebody who reads them at any time. For a caller that knows that no thread of the engine has any in use.
+    /// Whether bytes of it are lent to a process that reads them at any time. For a caller that knows that no thread of the engine has any in use.
     fn is_lent(&self) -> bool;
 
     /// Gives it moved pages. False if it has ended.
@@ -110,7 +111,7 @@ fn least(taken: usize, page: usize) -> Option<usize> {
     }
 }
 
-/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before anybody else is troubled.
+/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before any other process is troubled.
 ///
 /// # Errors
 /// Why it would not.
@@ -127,7 +128,7 @@ pub fn might<R: Movable>(region: &Arc<R>) -> Result<(), Refusal> {
         has_room(end - start)?;
         quiet::may_be_alone()?;
         holders::has_no_ring()?;
-        // Where it is filtered, nobody gets one.
+        // Where the call is filtered, no thread gets a descriptor.
         Userfault::open(MOVE_FEATURES).map(drop)
     };
     look()
@@ -245,7 +246,7 @@ impl State {
         quiet::may_be_alone()?;
         self.guard(page)?;
         let _alone = Alone::new()?;
-        // What this thread looks at while the pages are away.
+        // The memory that this thread looks at while the pages are away.
         let own = [
             (&raw const faults as usize, size_of::<Userfault>()),
             (Arc::as_ptr(region) as usize, size_of::<R>()),
@@ -286,7 +287,7 @@ fn is_strict(overcommit: &[u8]) -> bool {
     overcommit.trim_ascii() == b"2"
 }
 
-/// Whether the program's memory is what the ledger takes it for: there are calls of which nobody hears (shmat(2) with SHM_REMAP).
+/// Whether the program's memory is as the ledger has it: no event tells of some calls (shmat(2) with SHM_REMAP).
 fn is_there(file: Identity, start: usize, end: usize, offset: u64) -> Result<bool, Refusal> {
     let line = Line::of(start, offset);
     let mut reached = start;
@@ -321,17 +322,17 @@ impl Drop for MovedRegion {
         }
         let _here = InterruptionGuard::new();
         let Place { length, offset, descriptor, .. } = self.place;
-        // What a peer wrote to pages that the program had unmapped is nobody's.
+        // Bytes that a peer wrote to pages that the program had unmapped belong to no region.
         if !LEDGER.lock().has_any_near(offset) {
             file::punch(descriptor, offset, length as u64);
         }
     }
 }
 
-/// What the system has for this, asked once.
+/// The facilities of the system for this, asked for once.
 struct Facilities {
     any: bool,
-    /// A tool runs one thread of the program at a time: whoever unmaps pages would wait for the guard, and the guard for him.
+    /// A tool runs one thread of the program at a time: a thread that unmaps pages would wait for the guard, and the guard for that thread.
     is_serialized: bool,
     procmap_query: bool,
     without_userfaultfd: bool,

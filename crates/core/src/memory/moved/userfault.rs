@@ -1,4 +1,4 @@
-//! userfaultfd(2): pages that whoever touches them waits for.
+//! userfaultfd(2): pages that a thread that touches them waits for.
 
 use super::{Facilities, Refusal, page_size};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -6,9 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const USER_MODE_ONLY: i32 = 1;
 const API: u64 = 0xaa;
 
-/// What the guard needs: memory descriptors can be registered; whoever moves, drops or unmaps pages waits.
+/// The guard's features: memory descriptors can be registered, and a thread that moves, drops or unmaps pages waits.
 pub(super) const GUARD_FEATURES: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 12;
-/// What a move needs: pages can be moved.
+/// A move's features: pages can be moved.
 pub(super) const MOVE_FEATURES: u64 = 1 << 16;
 
 const fn command(direction: u64, number: u64, size: usize) -> libc::c_ulong {
@@ -52,7 +52,7 @@ struct Transfer {
     done: i64,
 }
 
-/// What whoever touches the pages waits for.
+/// What a thread that touches the pages waits for.
 #[derive(Clone, Copy)]
 pub(super) enum Mode {
     /// A thread that touches a missing page waits until the page comes.
@@ -61,7 +61,7 @@ pub(super) enum Mode {
     Protected = 2,
 }
 
-/// What somebody has done to registered memory.
+/// An event: a change that a thread has made to registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Moved {
@@ -148,7 +148,7 @@ impl Userfault {
     }
 
     /// # Safety
-    /// `argument` is what the command takes.
+    /// `argument` has the type of the command.
     unsafe fn control<T>(&self, command: libc::c_ulong, argument: &mut T) -> Result<(), i32> {
         // SAFETY: a live structure, of the right kind by the caller's promise.
         match unsafe { libc::ioctl(self.descriptor.as_raw_fd(), command, std::ptr::from_mut(argument)) } {
@@ -171,14 +171,14 @@ impl Userfault {
         };
     }
 
-    /// Lets whoever waits for the pages try again.
+    /// Lets the threads that wait for the pages try again.
     pub(super) fn wake(&self, start: usize, length: usize) {
         // SAFETY: the structure of the command.
         let _ =
             unsafe { self.control(UFFDIO_WAKE, &mut Range { start: start as u64, length: length as u64 }) };
     }
 
-    /// Moves pages to where they are missing, without waking anybody; what is missing at the source is passed over. Returns how many bytes it
+    /// Moves pages to where they are missing, without waking any thread; pages missing at the source are passed over. Returns how many bytes it
     /// came, and why not further: EBUSY for a page that something else uses, too.
     ///
     /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side that are one to the program: a heap that grows after
