@@ -145,7 +145,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// After false, the thread calls [`Endpoint::transmit`], or flushes the posts of a queue pair in error.
     ///
     /// The transport looks for the requests under a lock that a change to RESET or ERROR takes, too. After such a change it sends nothing here.
-    /// So whoever flushes the queues afterwards sees all that was posted before.
+    /// So a thread that flushes the queues afterwards sees all that was posted before.
     #[inline]
     fn transmit_at_once(&self) -> bool {
         false
@@ -172,7 +172,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// nothing new, and call [`Queues::send_queue_drained`] now or as soon as nothing is under way), and from SQE to RTS (it is RTS
     /// already: [`SendQueue::resume_at`](crate::qp::SendQueue::resume_at) says where to go on). [`Endpoint::transmit`] follows when it is RTS.
     ///
-    /// To RESET or ERROR: when this returns, nobody touches the program's memory for the queue pair any more.
+    /// To RESET or ERROR: when this returns, no thread touches the program's memory for the queue pair any more.
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()>;
 
     /// Puts in what the endpoint knows better than the program that set it (ibv_query_qp(3)): the sequence numbers that are next.
@@ -181,7 +181,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Whether a connection manager alone connects it (iWARP).
     fn is_connected_by_manager(&self) -> bool;
 
-    /// The queue pair is destroyed. When this returns, nobody touches the program's memory for it any more, or reads or completes what has been
+    /// The queue pair is destroyed. When this returns, no thread touches the program's memory for it any more, or reads or completes what has been
     /// posted: the rings may have been the program's memory, too. Never called from a call-back of the transport.
     fn close(&self);
 

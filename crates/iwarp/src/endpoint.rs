@@ -1,6 +1,6 @@
 //! The endpoint: one queue pair's connection, from its start to its end.
 //!
-//! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. Whoever ends the connection takes
+//! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. The thread that ends the connection takes
 //! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
 
 mod beside;
@@ -113,7 +113,7 @@ pub(crate) struct Endpoint {
     /// Each time that something is handed to the system is a round, which ends when what that completes is told. What is received meanwhile is put off.
     // PRACTICE-ORDER-1
     pub(crate) rounds: Rounds,
-    /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
+    /// Counts the calls of `transmit`: after each, the thread that sends looks at the queues.
     rings: Rings,
     posts: Posts,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
@@ -140,7 +140,7 @@ pub(crate) struct Endpoint {
     needs_socket: AtomicBool,
     /// Long operations in the peer's memory are under way, of which polls and the background thread take turns. Changes with the transmit lock.
     is_copying: AtomicBool,
-    /// Nobody who posts or polls waits for the transmit lock, so nobody leaves notes here.
+    /// No thread that posts or polls waits for the transmit lock, so none leaves notes here.
     pub(crate) busy: Busy,
     /// Goes on with what a post that carries its request out at once has kept from others.
     catches_up: Arc<CatchUp>,
@@ -168,7 +168,7 @@ struct Link {
     established: Option<ConnectionParameters>,
     /// How long that is waited for.
     patience: Option<Timer>,
-    /// Somebody is reporting that at this instant; then he reports the end, too, so that they come in order.
+    /// A thread is reporting that at this instant; then the same thread reports the end, too, so that they come in order.
     reporting: bool,
     ended: Option<i32>,
     /// Where processes of this host find it.
@@ -290,7 +290,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what has arrived, unless somebody else is doing it: then he looks again afterwards.
+    /// Takes in what has arrived, unless another thread is doing it: then that thread looks again afterwards.
     #[inline]
     pub(crate) fn receive(&self, by: By) -> Receipt {
         let mut all = Receipt::default();
@@ -381,9 +381,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes the bytes of the peer's reads that are not answered yet, before something behind them changes them. False if somebody is sending: he
-    /// goes on with what was received. With the receive lock. `transmit` becomes true if the caller is to send: whoever posted meanwhile relies on the
-    /// holder of the transmit lock.
+    /// Takes the bytes of the peer's reads that are not answered yet, before something behind them changes them. False if another thread is sending: that
+    /// thread goes on with what was received. With the receive lock. `transmit` becomes true if the caller is to send: threads that posted meanwhile rely on
+    /// the holder of the transmit lock.
     // PRACTICE-ORDER-2
     pub(crate) fn take_reads(&self, transmit: &mut bool) -> bool {
         if !self.has_untaken.load(Ordering::Relaxed) {
@@ -520,7 +520,7 @@ impl Endpoint {
                 outcome?;
             }
             drop(guard);
-            // Whoever rang while we held the lock found it taken: look again for him.
+            // A thread that rang while we held the lock found it taken: look again for it.
             if !self.rings.since(seen) {
                 return Ok(());
             }
@@ -550,7 +550,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
         let Ok(mut guard) = self.tx.try_lock() else { return Takeover::No };
         let Some(tx) = &mut *guard else { return Takeover::No };
-        // Since somebody has sent all there was: whoever has rung after that may have found the lock taken.
+        // Since a thread has sent all there was: threads that have rung after that may have found the lock taken.
         let seen = tx.heard;
         let taken_over = match is_message {
             true => tx.send_at_once(self, request),
@@ -591,7 +591,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         if self.permitted.swap(attributes.access, Ordering::SeqCst) != attributes.access {
             let published = lock(&self.rx).as_mut().and_then(Rx::unpublish);
             self.receive_what_was_missed();
-            // That waits for whoever is in the middle of an operation.
+            // That waits for threads in the middle of an operation.
             drop(published);
         }
         match transition.to {
@@ -647,7 +647,7 @@ impl Copier for Endpoint {
     }
 }
 
-/// The background thread sends and receives for others, who found the transmit lock taken.
+/// The background thread sends and receives for other threads, which found the transmit lock taken.
 struct CatchUp(Weak<Endpoint>);
 
 impl Source for CatchUp {
@@ -670,7 +670,7 @@ impl Source for Endpoint {
             if let Some(tx) = &mut *lock(&self.tx) {
                 tx.has_room();
             }
-            // In any case: whoever has posted while we held the lock relies on it.
+            // In any case: a thread that has posted while we held the lock relies on it.
             self.transmit_now();
         }
         if readiness & (PEER_CLOSED | FAILED) != 0 {

@@ -278,7 +278,7 @@ impl Tx {
                 return Err(cause);
             }
             endpoint.is_full.store(self.full, Ordering::Relaxed);
-            // Full: the background thread is told when there is room. Last: whoever has posted meanwhile has rung.
+            // Full: the background thread is told when there is room. Last: a thread that has posted meanwhile has rung.
             if self.full || last {
                 return Ok(());
             }

@@ -61,7 +61,7 @@ impl Reader {
     #[inline(always)]
     fn announce(&self, keys: &Keys, key: u32) -> bool {
         let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
-        // Release: whoever sees this in place of an earlier announcement sees that what that was for has been done.
+        // Release: a thread that sees this in place of an earlier announcement sees that the earlier use has ended.
         announced.store(name(known.slot), Ordering::Release);
         // Between this store and these looks, a thread that takes the key away has every thread pass a barrier.
         light_fence();

@@ -201,7 +201,7 @@ impl Endpoint {
             let _ = self.transmit_until_idle(false);
         }
         socket.shut_down();
-        // From here on nobody else reads; whoever is reading now goes on alone.
+        // From here on no other thread reads; a thread that is reading now goes on alone.
         let Ok(mut rx) = self.rx.try_lock() else { return };
         *rx = None;
         let mut waste = vec![0; 16 << 10];

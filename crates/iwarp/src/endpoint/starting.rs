@@ -70,7 +70,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// From here on the connection stands, and whoever wants to may end it.
+    /// From here on the connection stands, and any thread may end it.
     // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
     pub(super) fn establish(
         &self,
@@ -86,7 +86,7 @@ impl Endpoint {
         let sender = Sender::new(&parameters, socket.emss());
         let mut tx = Tx::new(socket.clone(), sender, ord != 0, inbox.clone());
         self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
-        // Whoever takes the queue pair out of INIT ends its connection afterwards, under this lock.
+        // A thread that takes the queue pair out of INIT ends its connection afterwards, under this lock.
         let mut rx = lock(&self.rx);
         if !self.queues.connected() {
             return Err(Error::invalid("the queue pair has left Init while it was being connected"));

@@ -1,5 +1,5 @@
-//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed table under a lock of its own: whoever
-//! holds that lock allocates nothing and makes no system call that could wait for the guard.
+//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed table under a lock of its own: the
+//! holder of that lock allocates nothing and makes no system call that could wait for the guard.
 
 use super::file::GAP;
 use crate::signals::SignalMask;
