@@ -7,7 +7,7 @@
 //!
 //! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
 //! - Pages that have been moved to where others can map them ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves them, when it
-//! comes by. No process copies to   pages that are being moved: their keys are withdrawn before, and published anew.
+//!   comes by. No process copies to pages that are being moved: their keys are withdrawn before, and published anew.
 //!
 //! A program whose thread sleeps from then on comes by no more. So when a queue pair gets a peer that lives on this host, the thread that connects it moves
 //! the memory that this peer may reach ([`Sharing::foresee`]), as far as that is short.

@@ -276,8 +276,16 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 };
                 let bells = [bell(), bell()];
                 let descriptors = [&offered, &bells[0], &bells[1]];
+                let before = net.local.sizes().1;
                 other.says(&message, &descriptors[..usize::from(length & 3)]);
-                let answer = other.hears();
+                let mut answer = other.hears();
+                // The answer to an offer comes once a thread has looked at the other's memory.
+                let begin = Instant::now();
+                while answer.is_none() && net.local.sizes().1 > before {
+                    assert!(begin.elapsed() < TEST_TIMEOUT, "no answer");
+                    std::thread::yield_now();
+                    answer = other.hears();
+                }
                 if !trusted && wrong % 7 == 0 {
                     let answer = answer.expect("an offer is answered");
                     assert_eq!(answer[HEAD], 5, "refused");

@@ -287,13 +287,8 @@ impl<S: Side> Handshakes<S> {
                 }
             }
             What::Confirm => {
-                let Some(offer) = lock(&self.open).remove(&key(from)) else { return };
-                let OpenOffer { segment, ours, theirs, process, stage } = offer;
-                let OfferStage::Accepted { found } = stage else {
-                    // It confirms what was not accepted.
-                    from.hang_up();
-                    return self.decide(side, process, None);
-                };
+                let Some((offer, found)) = self.take_accepted(from) else { return };
+                let OpenOffer { segment, ours, theirs, process, .. } = offer;
                 let reads = found.is_some() && said.proves();
                 let parts = Parts::new(from.clone(), segment, (ours, theirs), reads);
                 match side.open(parts) {
@@ -374,6 +369,13 @@ impl<S: Side> Handshakes<S> {
         if self.say(from, What::Accept, found, &[]).is_err() {
             self.withdrawn(side, from);
         }
+    }
+
+    /// The offer that has come by this connection, and what was read in the other's probe, if it has been accepted.
+    fn take_accepted(&self, from: &Arc<Connection>) -> Option<(OpenOffer, Option<u64>)> {
+        let mut open = lock(&self.open);
+        let OfferStage::Accepted { found } = open.get(&key(from))?.stage else { return None };
+        Some((open.remove(&key(from))?, found))
     }
 
     /// Whether an offer of this process is looked at, or waits for its confirmation.
