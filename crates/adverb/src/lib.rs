@@ -1,6 +1,18 @@
 //! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges. The stack is in the program itself: start it and
 //! its tests as any other program, without `adverb run`.
 //!
+//! The [guide] has a chapter for each subject:
+//!
+//! - [connections, and flushed requests](guide::connections)
+//! - [receives and flow control](guide::flow_control)
+//! - [polls, sleeps and event loops](guide::waiting)
+//! - [order, fences and visibility](guide::ordering)
+//! - [atomics](guide::atomics)
+//! - [errors](guide::errors)
+//! - [tests, logs and captures](guide::testing)
+//! - [tuning](guide::tuning)
+//! - [the names of verbs beside those of this crate](guide::from_c)
+//!
 //! # RDMA in one page
 //!
 //! *Remote direct memory access* lets a program put bytes into the memory of a program on another machine, or fetch bytes from it,
@@ -190,6 +202,9 @@ mod device;
 mod error;
 mod event;
 mod flight;
+// Documentation alone: no build has it.
+#[cfg(doc)]
+pub mod guide;
 mod memory;
 mod queue_pair;
 mod raw;
