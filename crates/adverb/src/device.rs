@@ -18,6 +18,18 @@ use std::time::{Duration, Instant};
 static TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
 
 /// An RDMA device: what the environment variable `ADVERB_DEVICE` names, or by default what this build has.
+///
+/// ```
+/// use adverb::Device;
+///
+/// # fn main() -> adverb::Result<()> {
+/// for device in Device::all()? {
+///     let context = device.open()?;
+///     println!("{}: {} queue pairs at most", device.name(), context.attributes().max_qp);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Device(Arc<adverb_core::device::Device>);
 
@@ -70,6 +82,22 @@ impl fmt::Debug for Device {
 }
 
 /// An opened device: where all other objects come from. Cheap to clone, thread-safe.
+///
+/// ```
+/// use adverb::Context;
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open_default()?;
+/// let domain = context.protection_domain()?;
+/// let completions = context.completion_queue(128)?;
+/// assert!(completions.capacity() >= 128);
+/// // Another name is an error, which says the names that there are.
+/// let error = Context::open("no such device").unwrap_err();
+/// assert!(error.to_string().contains(context.device().name()));
+/// # drop(domain);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Context(pub(crate) Arc<adverb_core::device::Context>);
 

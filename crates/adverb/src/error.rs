@@ -152,6 +152,22 @@ impl From<Error> for std::io::Error {
 }
 
 /// A request that has failed.
+///
+/// ```
+/// use adverb::{CompletionQueue, Error, Status};
+/// use std::time::Duration;
+///
+/// fn wait(completions: &CompletionQueue) -> adverb::Result<()> {
+///     match completions.wait(Duration::from_secs(10))?.success() {
+///         Ok(_) => Ok(()),
+///         Err(Error::Request(error)) if error.status == Status::RemoteAccess => {
+///             eprintln!("request {}: the peer's region does not permit this", error.id);
+///             Err(error.into())
+///         }
+///         Err(other) => Err(other),
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestError {

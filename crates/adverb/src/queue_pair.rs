@@ -12,6 +12,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The parts of a queue pair.
+///
+/// ```
+/// use adverb::{QueuePairOptions, Rights};
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = adverb::Context::open_default()?;
+/// let completions = context.completion_queue(64)?;
+/// let options = QueuePairOptions {
+///     max_sends: 32,
+///     max_receives: 32,
+///     max_gather: 4,
+///     rights: Rights::READ,
+///     ..QueuePairOptions::new(&completions)
+/// };
+/// let queue_pair = context.protection_domain()?.queue_pair(options)?;
+/// assert!(queue_pair.attributes().max_gather >= 4);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct QueuePairOptions {
     /// Where requests of the send queue complete.
@@ -70,6 +89,21 @@ impl QueuePairOptions {
 ///
 /// Requests of one queue pair begin in the order in which they were posted, and complete in that order. Dropping it ends the connection;
 /// when the drop returns, nobody touches the memory of its requests any more, and their buffers are freed.
+///
+/// ```
+/// use adverb::{Connection, Context, QueuePairOptions};
+/// use std::net::SocketAddr;
+/// use std::time::Duration;
+///
+/// /// Connects to a server, with a receive for its first message.
+/// fn connect(context: &Context, server: SocketAddr) -> adverb::Result<Connection> {
+///     let completions = context.completion_queue(256)?;
+///     let domain = context.protection_domain()?;
+///     let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+///     queue_pair.post_receive(1, domain.buffer(4096)?)?;
+///     Ok(queue_pair.connect(server, b"", Duration::from_secs(10))?)
+/// }
+/// ```
 pub struct QueuePair {
     core: Arc<qp::QueuePair>,
     send_queue: CompletionQueue,

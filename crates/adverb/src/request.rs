@@ -10,6 +10,21 @@ use adverb_core::request::{self, Cause, CompletionFlags, CompletionOpcode, Opcod
 use std::fmt;
 
 /// What a send request sends.
+///
+/// ```
+/// use adverb::{Payload, WorkRequest};
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// // Registered memory, which the completion brings back; and bytes that are copied.
+/// assert!(matches!(Payload::from(domain.buffer(64)?), Payload::Memory(_)));
+/// assert!(matches!(Payload::from(b"copied"), Payload::Inline(b"copied")));
+/// // Each function of a request that sends takes both.
+/// let requests = [WorkRequest::send(domain.buffer(64)?), WorkRequest::send(b"copied")];
+/// # drop(requests);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub enum Payload<'a> {
     /// Registered memory, gathered in order. Buffers come back in the completion.
@@ -72,6 +87,16 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Payload<'a> {
 
 /// A request for the send queue: what to do, on which bytes, and how. Hand it to
 /// [`Connection::post_send`](crate::Connection::post_send).
+///
+/// ```
+/// use adverb::{Buffer, Connection, RemoteMemory, WorkRequest};
+///
+/// /// Writes a record into the peer's memory, and tells the peer its number.
+/// fn publish(connection: &Connection, record: Buffer, place: &RemoteMemory, number: u32) -> adverb::Result<()> {
+///     let request = WorkRequest::write(record, place).immediate(number).id(number.into());
+///     Ok(connection.post_send(request)?)
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct WorkRequest<'a> {
@@ -360,6 +385,19 @@ impl<'a> DatagramRequest<'a> {
 }
 
 /// A request that was not accepted. Nothing happened, and its buffers are back.
+///
+/// ```
+/// use adverb::{Buffer, Connection, PostError, WorkRequest};
+///
+/// /// Sends a buffer if there is room. Otherwise the buffer comes back.
+/// fn try_send(connection: &Connection, buffer: Buffer) -> adverb::Result<Option<Buffer>> {
+///     match connection.post_send(WorkRequest::send(buffer)) {
+///         Ok(()) => Ok(None),
+///         Err(rejected) if rejected.reason == PostError::QueueFull => Ok(rejected.buffer),
+///         Err(rejected) => Err(rejected.into()),
+///     }
+/// }
+/// ```
 #[non_exhaustive]
 pub struct Rejected {
     /// Why the request was not accepted.
@@ -407,6 +445,23 @@ impl From<Rejected> for Error {
 }
 
 /// The end of a request.
+///
+/// ```
+/// use adverb::{Buffer, CompletionOpcode, CompletionQueue};
+///
+/// /// Takes one completion, and keeps its buffers for later requests.
+/// fn take(completions: &CompletionQueue, free: &mut Vec<Buffer>) -> adverb::Result<()> {
+///     let Some(completion) = completions.poll()? else { return Ok(()) };
+///     match completion.error() {
+///         Some(error) => eprintln!("{error}"),
+///         None if completion.operation == CompletionOpcode::Receive => println!("{:?}", completion.message()),
+///         None => println!("request {} is done", completion.id),
+///     }
+///     free.extend(completion.buffer);
+///     free.extend(completion.earlier);
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion {

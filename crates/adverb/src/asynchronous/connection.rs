@@ -232,6 +232,18 @@ impl fmt::Debug for AsyncConnection {
 }
 
 /// A message that has come: use it as a `[u8]`. Its drop lets another message have its place.
+///
+/// ```
+/// use adverb::asynchronous::AsyncConnection;
+///
+/// /// Prints messages until the peer ends the connection.
+/// async fn print(connection: &AsyncConnection) -> adverb::Result<()> {
+///     while let Some(message) = connection.receive().await? {
+///         println!("{} bytes, number {:?}", message.len(), message.immediate());
+///     }
+///     Ok(())
+/// }
+/// ```
 pub struct Message {
     driver: Arc<Driver>,
     /// None when it is dropped.

@@ -18,6 +18,19 @@ use std::task::Poll;
 use std::time::Duration;
 
 /// The parts of an async connection.
+///
+/// ```
+/// use adverb::asynchronous::AsyncOptions;
+/// use std::time::Duration;
+///
+/// let options = AsyncOptions {
+///     receives: 64,
+///     message_bytes: 16384,
+///     spin: Duration::from_micros(20),
+///     ..AsyncOptions::default()
+/// };
+/// assert_eq!(options.max_sends, 128);
+/// ```
 #[derive(Clone, Debug)]
 pub struct AsyncOptions {
     /// Requests in flight at once: 128. More wait.

@@ -5,6 +5,23 @@ use adverb_core::interfaces;
 use std::fmt;
 
 /// Why there is no connection.
+///
+/// ```
+/// use adverb::{ConnectError, Connection, QueuePair};
+/// use std::net::SocketAddr;
+/// use std::time::Duration;
+///
+/// fn connect(queue_pair: QueuePair, server: SocketAddr) -> Result<Connection, ConnectError> {
+///     let result = queue_pair.connect(server, b"", Duration::from_secs(10));
+///     match &result {
+///         Ok(_) => {}
+///         Err(ConnectError::NobodyListens) => eprintln!("start the server on {server} first"),
+///         Err(ConnectError::Rejected { private_data, .. }) => eprintln!("the server refuses: {private_data:?}"),
+///         Err(other) => eprintln!("{other}"),
+///     }
+///     result
+/// }
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -143,6 +160,18 @@ impl From<NotConnected> for Error {
 }
 
 /// How a connection has ended.
+///
+/// ```
+/// use adverb::{Connection, End};
+///
+/// fn report(connection: &Connection) {
+///     match connection.ended() {
+///         None => println!("the connection stands"),
+///         Some(End::Here | End::Peer) => println!("the end was asked for"),
+///         Some(other) => println!("{other}"),
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {

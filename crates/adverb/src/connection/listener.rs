@@ -13,6 +13,30 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Takes connections on a local address. Dropping it stops listening. Thread-safe.
+///
+/// ```
+/// use adverb::{Context, Listener, QueuePairOptions};
+/// use std::time::Duration;
+///
+/// # const SOON: Duration = Duration::from_secs(10);
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open_default()?;
+/// let listener = Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 16)?;
+/// # let address = listener.local_address();
+/// # let domain = context.protection_domain()?;
+/// # let completions = context.completion_queue(16)?;
+/// # let client = domain.queue_pair(QueuePairOptions::new(&completions))?;
+/// # let client = std::thread::spawn(move || client.connect(address, b"who I am", SOON));
+/// let request = listener.accept(SOON)?;
+/// assert!(request.private_data().starts_with(b"who I am"));
+/// let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+/// let connection = request.accept(queue_pair, b"welcome", SOON)?;
+/// # let client = client.join().unwrap()?;
+/// # assert!(client.private_data().starts_with(b"welcome"));
+/// # drop((client, connection));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Listener {
     listening: Box<dyn cm::Listener>,
     waiting: Arc<Waiting>,
@@ -122,6 +146,20 @@ impl fmt::Debug for Listener {
 /// A peer that asks for a connection. Dropping it refuses.
 ///
 /// [`ConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a thread of its own.
+///
+/// ```
+/// use adverb::{ConnectError, Connection, ConnectionRequest, QueuePair};
+/// use std::time::Duration;
+///
+/// /// Accepts clients that know the word. Others are refused, with the reason.
+/// fn admit(request: ConnectionRequest, queue_pair: QueuePair) -> adverb::Result<Option<Connection>> {
+///     if !request.private_data().starts_with(b"sesame") {
+///         request.reject(b"the word is wrong")?;
+///         return Ok(None);
+///     }
+///     Ok(Some(request.accept(queue_pair, b"", Duration::from_secs(10))?))
+/// }
+/// ```
 pub struct ConnectionRequest {
     request: Box<dyn IncomingConnection>,
     context: Context,

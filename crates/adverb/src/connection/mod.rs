@@ -171,6 +171,20 @@ impl Progress {
 
 /// A connected queue pair. Dropping it ends the connection in order: what was posted still goes out as far as the transport can, and
 /// the peer sees the end.
+///
+/// ```
+/// use adverb::{Connection, WorkRequest};
+/// use std::time::Duration;
+///
+/// /// Sends a question, and returns the answer. A receive for it was posted before.
+/// fn ask(connection: &Connection, question: &[u8]) -> adverb::Result<Vec<u8>> {
+///     let mut buffer = connection.domain().buffer(question.len())?;
+///     buffer.copy_from_slice(question);
+///     connection.post_send(WorkRequest::send(buffer).unsignalled())?;
+///     let answer = connection.receive_queue().wait(Duration::from_secs(10))?.success()?;
+///     Ok(answer.message().to_vec())
+/// }
+/// ```
 pub struct Connection {
     // Dropped in this order: first the connection's own handle, then the queue pair.
     handle: Handle,

@@ -10,7 +10,7 @@
 //!
 //! All of them become an [`Error`] by `?`, and an [`Error`] becomes an [`std::io::Error`]. [`ConnectError`] says why there is no connection.
 //!
-//! Every enum of errors is `#[non_exhaustive]`, or grows only with a new version: let a `match` end with `other =>`.
+//! Every enum of errors is `#[non_exhaustive]`, so a `match` ends with `other =>`.
 //!
 //! # A failed request
 //!

@@ -70,12 +70,13 @@
 //! ```
 //!
 //! [`SharedReceiveQueue`](crate::SharedReceiveQueue) lets many connections take receives from one queue.
-//! [`ByteStream`](crate::asynchronous::ByteStream) has credits of its own, and [`AsyncConnection`](crate::asynchronous::AsyncConnection) posts its receives itself.
+//! [`ByteStream`](crate::asynchronous::ByteStream) has credits of its own.
+//! [`AsyncConnection`](crate::asynchronous::AsyncConnection) posts its receives itself.
 //!
 //! # Full queues
 //!
-//! A queue pair has room for [`max_sends`](crate::QueuePairOptions::max_sends) sends and [`max_receives`](crate::QueuePairOptions::max_receives) receives. The
-//! completion queue has room for its capacity: requests in flight and completions that nobody has taken count together. A post beyond either is
+//! A queue pair has room for [`max_sends`](crate::QueuePairOptions::max_sends) sends and
+//! [`max_receives`](crate::QueuePairOptions::max_receives) receives. The completion queue has room for its capacity: requests in flight and completions that nobody has taken count together. A post beyond either is
 //! refused with [`PostError::QueueFull`](crate::PostError::QueueFull). Nothing has happened then, and [`Rejected`](crate::Rejected) has the buffer. Take completions, and
 //! post again:
 //!

@@ -90,8 +90,8 @@
 //! # }
 //! ```
 //!
-//! The example [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is the client of libibverbs' `ibv_rc_pingpong`. It talks to the
-//! server in C. The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in both languages.
+//! The example [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is the client of libibverbs'
+//! `ibv_rc_pingpong`. It talks to the server in C. The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in both languages.
 
 // The links of this chapter.
 use crate::*;

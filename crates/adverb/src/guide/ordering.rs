@@ -69,8 +69,8 @@
 //!
 //! The owner of a region learns of a Write in one of two ways:
 //!
-//! - A message comes behind it: a Send, or the number of a Write ([`WorkRequest::immediate`](crate::WorkRequest::immediate)). When the receive has completed, all bytes of earlier
-//!   requests are in memory.
+//! - A message comes behind it: a Send, or the number of a Write ([`WorkRequest::immediate`](crate::WorkRequest::immediate)). When the
+//!   receive has completed, all bytes of earlier requests are in memory.
 //! - The owner looks at a word of the region. The last word of a message becomes visible last, and all of an earlier message before
 //!   anything of a later one.
 //!

@@ -6,7 +6,7 @@
 //! run beside each other.
 //!
 //! ```
-//! use adverb::{Connection, Context, Listener, ProtectionDomain, QueuePair, QueuePairOptions, WorkRequest};
+//! use adverb::{Connection, Device, Listener, ProtectionDomain, QueuePair, QueuePairOptions, WorkRequest};
 //! use std::time::Duration;
 //!
 //! const SOON: Duration = Duration::from_secs(30);
@@ -27,10 +27,8 @@
 //! }
 //!
 //! # fn main() -> adverb::Result<()> {
-//! // `Device::all` has those of `ADVERB_DEVICE`; here are all of this build.
-//! for device in ["roce0", "iwarp0"] {
-//! #   if !adverb::Device::all()?.iter().any(|seen| seen.name() == device) { continue }
-//!     let domain = Context::open(device)?.protection_domain()?;
+//! for device in Device::all()? {
+//!     let domain = device.open()?.protection_domain()?;
 //!     let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
 //!     server.post_receive(0, domain.buffer(64)?)?;
 //!     let (client, server) = connected(client, server)?;
@@ -41,7 +39,7 @@
 //! # }
 //! ```
 //!
-//! [`Context::open`](crate::Context::open) finds only devices that the process sees: `roce0`, unless `ADVERB_DEVICE=roce0,iwarp0` names both.
+//! [`Device::all`](crate::Device::all) has the devices that the process sees: `roce0`, or both with `ADVERB_DEVICE=roce0,iwarp0`.
 //! A test of failures provokes them, as [`errors`](super::errors) does: a missing right, a token that is too long, a peer that is dropped.
 //!
 //! # Looking on
@@ -51,7 +49,7 @@
 //! | variable | effect |
 //! |---|---|
 //! | `ADVERB_LOG=warn` | a line on standard error for each failed request, with the reason |
-//! | `ADVERB_LOG=info` | also connections, why posts and calls were refused, and the counters at the end |
+//! | `ADVERB_LOG=info` | also connections, the reasons of other refusals, and the counters at the end |
 //! | `ADVERB_LOG=packets` | also every packet |
 //! | `ADVERB_PCAP=FILE` | everything sent and received, for Wireshark; `%p` in the name is the process ID |
 //! | `ADVERB_LOCAL=off` | connections within the host go by the network, as between two hosts |
@@ -64,7 +62,7 @@
 //! These options are for programs of the C libraries, libibverbs and librdmacm: they watch calls there. Programs of this crate make no such calls.
 //! A program of this crate with `ADVERB_FAULT` set gets a warning in the log.
 //!
-//! Most mistakes that `--check` looks for do not compile here, or are refused. But a *peer* in C can run with all three:
+//! Many mistakes that `--check` looks for do not compile here, or are refused. A peer in C can run with all three options:
 //!
 //! ```sh
 //! adverb run --check --trace calls.txt -- ./peer-in-c

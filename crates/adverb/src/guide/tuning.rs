@@ -9,7 +9,7 @@
 //! | Keep many requests in flight. | throughput: one request at a time waits for each answer |
 //! | Poll instead of a sleep ([`waiting`](super::waiting)). | latency, if a processor is free |
 //! | Use memory of this crate: [`buffer`](crate::ProtectionDomain::buffer), [`memory_region`](crate::ProtectionDomain::memory_region). | peers on the same host: they map it as it is |
-//! | Register once, and use buffers again. | always: a registration costs system calls |
+//! | Register once, and use buffers again. | always: each call that makes a buffer maps and registers whole pages |
 //! | Send short messages inline, from a slice. | messages of up to [`inline_bytes`](crate::QueuePairOptions::inline_bytes) |
 //! | Let most requests report nothing: [`unsignalled`](crate::WorkRequest::unsignalled). | many short Writes |
 //! | Take completions in groups: [`poll_many`](crate::CompletionQueue::poll_many). | many short requests |

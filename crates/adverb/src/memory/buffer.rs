@@ -98,6 +98,18 @@ impl fmt::Debug for Buffer {
 }
 
 /// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it shares.
+///
+/// ```
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let segment = domain.buffer(4096)?.slice(..100);
+/// assert_eq!(segment.len(), 100);
+/// // The request sends 100 bytes, and its completion brings back all of the buffer.
+/// let buffer = segment.into_buffer().expect("it was a buffer");
+/// assert_eq!(buffer.len(), 4096);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Segment {
     allocation: Arc<Allocation>,
     /// The range of the buffer that this was, if it was one.

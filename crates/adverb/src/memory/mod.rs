@@ -32,6 +32,28 @@ use std::sync::Arc;
 
 /// A protection domain: memory and queue pairs of one domain work together, those of two never do. A peer reaches a
 /// [`MemoryRegion`] only over queue pairs of the region's own domain. Cheap to clone, thread-safe.
+///
+/// ```
+/// use adverb::{Context, QueuePairOptions, Rights};
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open_default()?;
+/// let domain = context.protection_domain()?;
+/// // Memory of this program's requests, in one registration:
+/// let buffers = domain.buffers(16, 4096)?;
+/// // Memory for peers:
+/// let region = domain.memory_region(1 << 20, Rights::READ | Rights::WRITE)?;
+/// // And a queue pair over which peers reach the region:
+/// let completions = context.completion_queue(256)?;
+/// let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+/// for (id, buffer) in (0..).zip(buffers) {
+///     queue_pair.post_receive(id, buffer)?;
+/// }
+/// assert_eq!(queue_pair.in_flight(), 16);
+/// # drop(region);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ProtectionDomain {
     context: Context,

@@ -11,6 +11,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 bitflags! {
     /// The rights of peers: with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request must be permitted by both.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// let rights = Rights::READ | Rights::ATOMIC;
+    /// assert!(rights.contains(Rights::READ) && !rights.contains(Rights::WRITE));
+    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Rights: u8 {
         /// RDMA Read.

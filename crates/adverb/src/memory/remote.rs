@@ -8,6 +8,24 @@ use std::ops::RangeBounds;
 ///
 /// The peer's engine checks every request against what it has registered, so a token that is wrong, or that was made up, gives access
 /// to nothing. It travels as [`RemoteMemory::to_bytes`], for instance in the private data of the connection or in a message.
+///
+/// ```
+/// use adverb::{RemoteMemory, Rights};
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let region = domain.memory_region(4096, Rights::READ)?;
+/// // The owner sends these bytes, and the peer makes the token of them.
+/// let bytes = region.remote().to_bytes();
+/// let token = RemoteMemory::from_bytes(&bytes).expect("20 bytes");
+/// assert_eq!(token.len(), 4096);
+/// // The third record of 64 bytes:
+/// let record = token.slice(128..192).expect("the region has so much");
+/// assert_eq!(record.address(), token.address() + 128);
+/// assert!(token.slice(4000..5000).is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteMemory {
     address: u64,
