@@ -851,26 +851,15 @@ mod tests {
         let net = Net::new(Vec::new());
         let [sender, other] = [1, 2].map(|host| IpAddr::from([192, 0, 2, host]));
         let now = Duration::from_secs(1000);
-        let passes = |block: u16, peer, now| {
-            let from = MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), peer, PORT);
-            let mad = question(7, u32::from(block) << 12, 5, Place::STANDARD_PORT);
-            net.locator.pass_on(&net, &mad, block, from, now)
-        };
+        let from = |peer| MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), peer, PORT);
+        let about = |block: u16| question(7, u32::from(block) << 12, 5, Place::STANDARD_PORT);
+        let passes = |block: u16, peer, now| net.locator.pass_on(&net, &about(block), block, from(peer), now);
         // The one lives, and the other has just ended.
         let (mut lives, mut ended) = (Numbers::default(), Numbers::default());
         let [(somebody, _), (nobody, _)] =
             [&mut lives, &mut ended].map(|it| it.claim().expect("a free block"));
         drop(ended);
-        net.tell(
-            somebody,
-            HandoverKind::Locate,
-            &MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), other, PORT).arrival(&question(
-                7,
-                u32::from(somebody) << 12,
-                5,
-                Place::STANDARD_PORT,
-            )),
-        );
+        net.tell(somebody, HandoverKind::Locate, &from(other).arrival(&about(somebody)));
         assert!(net.knows(somebody));
         assert_eq!((0..6000).filter(|_| passes(nobody, sender, now)).count(), LOOKS.1 as usize);
         assert!(passes(somebody, sender, now), "nobody is looked for");

@@ -54,10 +54,10 @@ impl<T: Send + 'static> Source for Look<T> {
     }
 }
 
-/// Calls `goes_on` once with the result of `read`, in the background thread. None: the other process withholds its memory, or no thread can look. In the last case
+/// Calls `goes_on` once with the result of `read`, in the background thread. None, too: the other process withholds its memory, or no thread can look. In the last case
 /// `goes_on` is called at once, so the caller holds no lock that it takes.
 pub(crate) fn look<T: Send + 'static>(
-    read: impl FnOnce() -> T + Send + 'static,
+    read: impl FnOnce() -> Option<T> + Send + 'static,
     goes_on: impl FnOnce(Option<T>) + Send + 'static,
 ) {
     look_for(LIMIT, read, goes_on);
@@ -65,7 +65,7 @@ pub(crate) fn look<T: Send + 'static>(
 
 fn look_for<T: Send + 'static>(
     limit: Duration,
-    read: impl FnOnce() -> T + Send + 'static,
+    read: impl FnOnce() -> Option<T> + Send + 'static,
     goes_on: impl FnOnce(Option<T>) + Send + 'static,
 ) {
     let look = Arc::new(Look { found: Mutex::new(None), goes_on: Mutex::new(Some(Box::new(goes_on))) });
@@ -84,7 +84,7 @@ fn begin<T: Send + 'static>(
     place: LookPlace,
     limit: Duration,
     look: &Arc<Look<T>>,
-    read: impl FnOnce() -> T + Send + 'static,
+    read: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> bool {
     let reactor = &engine.reactor;
     // First: a thread that looks in vain never comes back.
@@ -97,7 +97,7 @@ fn begin<T: Send + 'static>(
         drop(place);
         // What follows writes to memory that may be the program's, whose pages may be moved meanwhile.
         let _work = reactor.helpers.work();
-        *lock(&to.found) = Some(found);
+        *lock(&to.found) = found;
         // Without this timer, that of the limit goes on.
         let _ = reactor.set_timer(Duration::ZERO, to);
     };
@@ -114,7 +114,7 @@ mod tests {
         let (tell, told) = channel();
         look_for(
             Duration::from_secs(3600),
-            || 5,
+            || Some(5),
             move |found| tell.send((found, std::thread::current().name().map(str::to_owned))).unwrap(),
         );
         assert_eq!(told.recv().unwrap(), (Some(5), Some("adverb".to_owned())));
@@ -126,10 +126,10 @@ mod tests {
         let (tell, told) = channel();
         let once = tell.clone();
         let short = Duration::from_millis(1);
-        look_for(short, move || withheld.recv().is_err(), move |found| once.send(found).unwrap());
+        look_for(short, move || Some(withheld.recv().is_err()), move |found| once.send(found).unwrap());
         assert_eq!(told.recv().unwrap(), None);
         // Its thread is still there, and others look.
-        look_for(Duration::from_secs(3600), || true, move |found| tell.send(found).unwrap());
+        look_for(Duration::from_secs(3600), || Some(true), move |found| tell.send(found).unwrap());
         assert_eq!(told.recv().unwrap(), Some(true));
         drop(end);
     }

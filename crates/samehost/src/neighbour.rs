@@ -295,7 +295,7 @@ impl dyn NeighbourLink + '_ {
                     move || of.find(process),
                     move |found| {
                         if let Some(this) = this.upgrade() {
-                            this.neighbour().has_looked(found.flatten());
+                            this.neighbour().has_looked(found);
                         }
                     },
                 );

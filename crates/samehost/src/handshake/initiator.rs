@@ -127,8 +127,7 @@ impl<S: Side> Initiator<S> {
         match answer.what {
             What::Accept => {
                 let (this, process) = (self.clone(), self.process);
-                let confirm = move |found: Option<Option<u64>>| this.confirm(answer, found.flatten());
-                look(move || answer.look(process), confirm);
+                look(move || answer.look(process), move |found| this.confirm(answer, found));
             }
             // It decides with the other's offer.
             What::OfferCrossed => {}

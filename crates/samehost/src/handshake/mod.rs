@@ -346,8 +346,8 @@ impl<S: Side> Handshakes<S> {
                 open.insert(key(from), offered);
                 drop((open, verdicts));
                 let (side, from) = (side.clone(), from.clone());
-                let accept = move |found: Option<Option<u64>>| {
-                    side.hub().handshakes.accept(&side, &from, found.flatten());
+                let accept = move |found| {
+                    side.hub().handshakes.accept(&side, &from, found);
                 };
                 look(move || offer.look(process), accept);
                 None
