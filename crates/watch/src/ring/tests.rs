@@ -177,6 +177,45 @@ fn the_oldest_records_are_overwritten_by_whole_chunks() {
     release();
 }
 
+/// Page faults of the calling thread that needed no disk.
+#[cfg(target_arch = "x86_64")]
+fn faults() -> i64 {
+    // SAFETY: all zeros are a value, which the call fills.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
+        usage.ru_minflt
+    }
+}
+
+// Not in an emulator, which ignores the advice.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_thread_that_has_filled_a_chunk_finds_the_pages_of_the_next_one_there() {
+    let file = Temporary::new("pages");
+    // Without bytes that have been written: those would be in memory before.
+    let empty = File::create(&file.0).expect("a file");
+    let head = Head { chunks: 4 };
+    // SAFETY: an open file.
+    let reserved = unsafe { libc::posix_fallocate(empty.as_raw_fd(), 0, head.length() as libc::off_t) };
+    assert_eq!(reserved, 0);
+    std::os::unix::fs::FileExt::write_all_at(&empty, &head.bytes(), 0).expect("a head");
+    let ring = Ring::open(&file.0).expect("a ring");
+    let record = call("ibv_fork_init", 1, &[]);
+    let fill = |from: usize| (from..CHUNK).step_by(record.len()).for_each(|_| ring.append(7, &record));
+    let before = faults();
+    fill(2 * CHUNK_HEAD);
+    let first = faults() - before;
+    // This one takes the next chunk.
+    ring.append(7, &record);
+    ring.append(7, &record);
+    let before = faults();
+    fill(CHUNK_HEAD + 3 * record.len());
+    let there = faults() - before;
+    assert!(2 * there < first, "{there} faults, {first} in the first chunk");
+    release();
+}
+
 #[test]
 fn threads_have_chunks_of_their_own_and_give_them_back() {
     let file = Temporary::new("threads");
