@@ -199,12 +199,17 @@ impl RingTrace {
         if word == 0 {
             return;
         }
+        if word & POLL != 0 {
+            let Some(_inside) = Inside::enter() else { return };
+            let start = (word >> 3) as u64;
+            if answer.value as i32 == 0 && prolongs_run(index, arguments[0], start) {
+                return;
+            }
+            // SAFETY: the caller's promise.
+            return unsafe { self.polled(index, call, arguments, (start, clock::device()), answer) };
+        }
         let end = clock::device();
         let Some(_inside) = Inside::enter() else { return };
-        if word & POLL != 0 {
-            // SAFETY: the caller's promise.
-            return unsafe { self.polled(index, call, arguments, ((word >> 3) as u64, end), answer) };
-        }
         // SAFETY: made by `begins`, and given back once.
         let mut pending = unsafe { Box::from_raw(word as *mut Pending) };
         let failed = format::failure(call, answer);
@@ -526,10 +531,54 @@ unsafe fn finish(pending: &mut Pending, call: &Call, arguments: &Arguments, end:
     pending.writer.bytes = tokens;
 }
 
+/// Counts a poll that has found nothing with those before it, without another look at the clock: the run ends when its last poll begins.
+/// False if the poll is the first, or a fault, or if the run is to be written.
+fn prolongs_run(index: usize, queue: usize, start: u64) -> bool {
+    let prolong = |thread: &Thread| {
+        if thread.fault.get() != 0 || thread.born.get() != forks() {
+            return false;
+        }
+        let mut runs = thread.runs.borrow_mut();
+        let Some(run) = runs.iter_mut().find(|run| (run.index, run.queue) == (index, queue)) else {
+            return false;
+        };
+        let is_short = start.saturating_sub(run.start) < LONG;
+        if is_short {
+            (run.end, run.times) = (run.end.max(start), run.times + 1);
+        }
+        is_short
+    };
+    THREAD.try_with(prolong).unwrap_or(false)
+}
+
 extern "C" fn at_exit() {
     let Some(ring) = RING.get() else { return };
     // The handler of a signal may end the program in the middle of a record.
     let Some(_inside) = Inside::enter() else { return };
     RingTrace { ring, chosen: Vec::new() }.end_runs();
     release();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_after_an_empty_one_is_counted_by_its_beginning() {
+        THREAD.with(|thread| {
+            let first =
+                Run { index: 1, queue: 2, handle: 3, second: 4, value: 0, start: 100, end: 150, times: 1 };
+            thread.born.set(forks());
+            thread.runs.borrow_mut().push(first);
+            assert!(prolongs_run(1, 2, 140), "it begins before the end that is known");
+            assert!(prolongs_run(1, 2, 170));
+            assert!(!prolongs_run(1, 9, 180), "another queue");
+            assert!(!prolongs_run(1, 2, 100 + LONG), "the run is to be written");
+            thread.fault.set(1);
+            assert!(!prolongs_run(1, 2, 190), "a fault is a record of its own");
+            thread.fault.set(0);
+            let run = thread.runs.borrow_mut().pop().expect("the run");
+            assert_eq!((run.start, run.end, run.times), (100, 170, 3));
+        });
+    }
 }
