@@ -258,6 +258,16 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     }
 }
 
+/// Whether a process is stopped, or over, so that it does not answer.
+pub fn is_stopped(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name before may have any characters.
+    status.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z']))
+}
+
+/// How long a command that prints once waits for processes that are not stopped: a busy machine may take the processor from one for a while.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are stopped. The answers are in the
 /// order of the places. An error: the process is not there, is another user's and this process is not root's, or does not answer in time.
 pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {

@@ -7,10 +7,6 @@ use adverb_core::attributes::TransportType;
 use adverb_core::counters::{self, files};
 use adverb_core::inspect::{self, Kind, Object};
 use serde_json::{Value, json};
-use std::time::Duration;
-
-/// How long a process may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A device that is asked about.
 pub(super) struct DeviceQuery<'a> {
@@ -39,14 +35,26 @@ impl Process {
     }
 }
 
-/// This user's processes that answer.
+/// This user's processes that answer. Standard error has those that do not.
 fn processes(about: About) -> Result<Vec<Process>, Failure> {
     let mut all = Vec::new();
-    let running = counters::running().into_iter().filter(|process| !process.elsewhere);
+    let running = counters::running().into_iter();
+    let running = running.filter(|process| !process.elsewhere && !inspect::is_stopped(process.id));
     let (processes, places): (Vec<_>, Vec<_>) =
         running.filter_map(|process| process.place.map(|place| (process, place))).unzip();
-    for (process, answer) in processes.into_iter().zip(inspect::ask_all(&places, ANSWER_TIMEOUT)) {
-        let Ok(objects) = answer else { continue };
+    for (process, answer) in processes.into_iter().zip(inspect::ask_all(&places, inspect::PATIENCE)) {
+        let objects = match answer {
+            Ok(objects) => objects,
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+                let (id, name) = (process.id, process.name);
+                eprintln!(
+                    "adverb: warning: process {id} ({name}) does not answer, so its objects are missing"
+                );
+                continue;
+            }
+            // It has ended, or is another user's.
+            Err(_) => continue,
+        };
         let is_enough = match about {
             About::Regions | About::Summary => objects.is_whole,
             _ => objects.has_all_but_regions,

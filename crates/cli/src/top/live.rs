@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks.
 pub(super) const SHORTEST: Duration = Duration::from_millis(100);
+/// How long the processes may take to answer: the view goes on without those that are late.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// What keys do.
 const KEYS: &str = "sort: (o)ut (i)n (s)end queue (r)etries (n)ame (p)rocess   / filter   (t)ree of queue pairs   space: hold   (q)uit";
@@ -110,7 +112,7 @@ impl Sampler {
         let (wanted, wishes) = mpsc::channel();
         let (samples, taken) = mpsc::channel();
         std::thread::Builder::new().name("sampler".into()).spawn(move || {
-            while wishes.recv().is_ok() && samples.send(Sample::take(&mut looker)).is_ok() {}
+            while wishes.recv().is_ok() && samples.send(Sample::take(&mut looker, ANSWER_TIMEOUT)).is_ok() {}
         })?;
         Ok(Self { wanted, taken, under_way: false })
     }
@@ -142,7 +144,7 @@ impl Sampler {
 
 fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice: Choice) -> io::Result<()> {
     let mut looker = Looker::default();
-    let mut before = Sample::take(&mut looker);
+    let mut before = Sample::take(&mut looker, ANSWER_TIMEOUT);
     let mut sampler = Sampler::begin(looker)?;
     let mut view = View { choice, mode: Mode::Looks, holds: false, first: 0, uses: uses(&before, &before) };
     let mut next = Instant::now() + interval;

@@ -7,6 +7,7 @@ mod table;
 
 use crate::failure::Failure;
 use adverb_core::counters::Looker;
+use adverb_core::inspect;
 use sample::{Sample, uses};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -58,9 +59,9 @@ pub(crate) fn top(args: &Args) -> Result<ExitCode, Failure> {
     let choice = Choice { order: args.sort, filter: args.filter.clone(), with_pairs: true };
     if args.once {
         let mut looker = Looker::default();
-        let before = Sample::take(&mut looker);
+        let before = Sample::take(&mut looker, inspect::PATIENCE);
         std::thread::sleep(interval);
-        let now = uses(&before, &Sample::take(&mut looker));
+        let now = uses(&before, &Sample::take(&mut looker, inspect::PATIENCE));
         let text = if args.json { report::json(&now, &choice) } else { report::text(&now, &choice) };
         match std::io::stdout().write_all(text.as_bytes()) {
             // The reader has seen enough.

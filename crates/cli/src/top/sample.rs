@@ -5,9 +5,6 @@ use adverb_core::inspect::{self, Kind, Object, Objects};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long the processes may take to answer, all together.
-const ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
-
 /// A look at all processes.
 pub(super) struct Sample {
     at: Instant,
@@ -17,13 +14,13 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Looks at the processes that this user may look at.
-    pub(super) fn take(looker: &mut Looker) -> Self {
+    /// Looks at the processes that this user may look at. `patience`: how long they may take to answer, all together.
+    pub(super) fn take(looker: &mut Looker, patience: Duration) -> Self {
         let processes = looker.look();
-        let asked = processes.iter().filter(|process| !process.elsewhere && !is_stopped(process.id));
+        let asked = processes.iter().filter(|process| !process.elsewhere && !inspect::is_stopped(process.id));
         let (ids, places): (Vec<_>, Vec<_>) =
             asked.filter_map(|process| Some((process.id, process.place?))).unzip();
-        let answers = ids.into_iter().zip(inspect::ask_all(&places, ANSWER_TIMEOUT));
+        let answers = ids.into_iter().zip(inspect::ask_all(&places, patience));
         let objects = answers.filter_map(|(id, answer)| Some((id, answer.ok()?))).collect();
         Self { at: Instant::now(), processes, objects }
     }
@@ -40,13 +37,6 @@ impl Sample {
             .filter_map(|(id, object)| Some(((id, object.text("device")?, object.number("number")?), object)))
             .collect()
     }
-}
-
-/// Whether a process cannot answer.
-fn is_stopped(process: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The name before may have any characters.
-    status.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z']))
 }
 
 /// A number, and by how much it has grown in a second.
