@@ -34,7 +34,7 @@ enum Way {
 impl Way {
     const ALL: [Self; 3] = [Self::Unix, Self::Asleep, Self::Spinning];
 
-    /// Its argument, its words in the table, and the most that it may take, as a part of what the Unix socket takes.
+    /// The argument of a way, the words of the table for it, and the most time that it may take, as a part of the Unix socket's.
     const fn about(self) -> (&'static str, &'static str, Option<f64>) {
         match self {
             Self::Unix => ("unix", "tokio, a Unix socket", None),

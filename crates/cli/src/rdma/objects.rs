@@ -42,7 +42,7 @@ fn processes(about: About) -> Result<Vec<Process>, Failure> {
     let running = running.filter(|process| !process.elsewhere && !inspect::is_stopped(process.id));
     let (processes, places): (Vec<_>, Vec<_>) =
         running.filter_map(|process| process.place.map(|place| (process, place))).unzip();
-    for (process, answer) in processes.into_iter().zip(inspect::ask_all(&places, inspect::PATIENCE)) {
+    for (process, answer) in processes.into_iter().zip(inspect::ask_all(&places, inspect::ANSWER_TIMEOUT)) {
         let objects = match answer {
             Ok(objects) => objects,
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {

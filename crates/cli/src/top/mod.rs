@@ -59,9 +59,9 @@ pub(crate) fn top(args: &Args) -> Result<ExitCode, Failure> {
     let choice = Choice { order: args.sort, filter: args.filter.clone(), with_pairs: true };
     if args.once {
         let mut looker = Looker::default();
-        let before = Sample::take(&mut looker, inspect::PATIENCE);
+        let before = Sample::take(&mut looker, inspect::ANSWER_TIMEOUT);
         std::thread::sleep(interval);
-        let now = uses(&before, &Sample::take(&mut looker, inspect::PATIENCE));
+        let now = uses(&before, &Sample::take(&mut looker, inspect::ANSWER_TIMEOUT));
         let text = if args.json { report::json(&now, &choice) } else { report::text(&now, &choice) };
         match std::io::stdout().write_all(text.as_bytes()) {
             // The reader has seen enough.
