@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/charts/figures.svg from the tables of docs/speed.md: adverb beside the usual way, in the same run.
+"""Draws docs/charts/figures.svg from the tables of docs/speed.md: adverb beside the usual way, in the same run. And docs/charts/incast.svg from the table of
+docs/design/congestion.md.
 
     draw.py           writes the chart
-    draw.py --check   fails if the chart is not that of the tables
+    draw.py --check   fails if the charts are not those of the tables
 """
 
 import os
@@ -73,16 +74,42 @@ def chart(text):
     ])
 
 
+def incast(text):
+    """The time that each number of queue pairs takes, with the window and without."""
+    found = re.findall(r"^\| ([\d]+) \| (on|off) \| ([\d.]+) ms \|", text, re.MULTILINE)
+    if not found:
+        sys.exit("docs/design/congestion.md has no table of incast")
+    most, rows, y = max(float(time) for _, _, time in found), [], 34
+    for pairs, window, time in found:
+        width = float(time) / most * (WIDTH - LEFT - RIGHT - 30)
+        fill = "#2f6f9f" if window == "on" else "#b0b0b0"
+        rows.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{pairs} queue pairs, window {window}</text>')
+        rows.append(f'<rect x="{LEFT}" y="{y + 3}" width="{max(width, 1):.1f}" height="{ROW - 6}" fill="{fill}"/>')
+        rows.append(f'<text x="{LEFT + width + 5:.1f}" y="{y + 15}">{time} ms</text>')
+        y += ROW + (8 if window == "off" else 0)
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 6}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{y + 6}" fill="white"/>',
+        '<text x="10" y="20">Time until all queue pairs have written 1 MiB each to one host (shorter is better)</text>',
+        *rows,
+        "</svg>\n",
+    ])
+
+
+CHARTS = [(PAGE, CHART, chart), (os.path.join(FOLDER, "../design/congestion.md"), os.path.join(FOLDER, "incast.svg"), incast)]
+
+
 def main():
-    with open(PAGE) as file:
-        drawn = chart(file.read())
-    if sys.argv[1:] == ["--check"]:
-        with open(CHART) as file:
-            if file.read() != drawn:
-                sys.exit("docs/charts/figures.svg is old: docs/charts/draw.py draws it anew")
-    else:
-        with open(CHART, "w") as file:
-            file.write(drawn)
+    for page, place, draw in CHARTS:
+        with open(page) as file:
+            drawn = draw(file.read())
+        if sys.argv[1:] == ["--check"]:
+            with open(place) as file:
+                if file.read() != drawn:
+                    sys.exit(f"docs/charts/{os.path.basename(place)} is old: docs/charts/draw.py draws it anew")
+        else:
+            with open(place, "w") as file:
+                file.write(drawn)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ mod licences;
 mod linked;
 mod names;
 mod release;
+mod sim;
 mod specs;
 mod stacks;
 
@@ -23,6 +24,7 @@ usage: cargo xtask specs [--list]
        cargo xtask stacks
        cargo xtask layers
        cargo xtask names
+       cargo xtask sim [--check [SECONDS] | --planted | OPTION...]
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
@@ -34,6 +36,10 @@ usage: cargo xtask specs [--list]
   stacks   check that the release libraries are content with the smallest stacks that threads can have
   layers   check that no part of the code knows one above it, by the table in ARCHITECTURE.md
   names    check that no type is named by a participle alone, that limits say their subject, and that the public types of a layer have names of their own
+  sim      run the protocols on a simulated clock and network, with random work and faults: `cargo xtask sim --help` has the options
+  --check  with seeds that are always the same, and for a while with fresh ones
+  --planted
+           with faults in a copy of the sources, one at a time: each must be found
 ";
 
 fn main() -> ExitCode {
@@ -48,6 +54,10 @@ fn main() -> ExitCode {
         ["names"] => ("names", names::run(&root())),
         ["stacks"] => ("stacks", stacks::run(&root())),
         ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),
+        ["sim", "--check"] => ("sim", sim::check(&root(), None)),
+        ["sim", "--check", seconds] => ("sim", sim::check(&root(), Some(seconds))),
+        ["sim", "--planted"] => ("sim", sim::planted(&root())),
+        ["sim", ref options @ ..] => ("sim", sim::run(&root(), options)),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);

@@ -1,18 +1,15 @@
 //! An endpoint of an iWARP connection over memory that is a few vectors: everything that a driver does around the state
 //! machines, without sockets, clocks and threads.
 
-#[path = "random.rs"]
-mod random;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use crate::Random;
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{
     Arrival, AtomicOperation, AtomicRequest, AtomicResponse, Fault, Fpdu, InboundReads, InboundRequest,
     Outbound, OutstandingReads, ReadRequest, Receiver, Segment, Sender, Step, Terminate,
 };
-pub(crate) use random::Random;
 
 /// Memory with an STag. Its tagged offsets start at `base`.
 #[derive(Clone, Debug)]
@@ -173,8 +170,12 @@ impl Endpoint {
         if self.failed.is_some() {
             return false;
         }
-        let answer = !self.inbound.is_empty() && (self.work.is_empty() || random.chance(2));
-        if answer { self.start_answer() } else { self.start_work() }
+        let has_answers = !self.inbound.is_empty();
+        if has_answers && random.chance(2) {
+            return self.start_answer();
+        }
+        // The next request may have to wait for answers of the peer.
+        self.start_work() || has_answers && self.start_answer()
     }
 
     fn start_answer(&mut self) -> bool {

@@ -1,12 +1,10 @@
 //! A queue pair over memory that is a few vectors: everything that a driver does around requester and responder, without
 //! sockets, clocks and threads.
 
-#[path = "random.rs"]
-mod random;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::Random;
 use adverb_proto::ib::{
     Access, CompletionStatus, Delivery, Keep, LocalFault, Loss, Operation, PendingReply, ReadSource,
     ReceiveFault, Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder,
@@ -14,7 +12,6 @@ use adverb_proto::ib::{
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, Payload};
-pub(crate) use random::Random;
 
 /// Memory of a program under a key.
 #[derive(Clone, Debug)]
@@ -208,6 +205,8 @@ pub(crate) struct End {
     pub(crate) responder: Responder,
     reliable: bool,
     pub(crate) window: Window,
+    /// Whether the window limits what is in flight.
+    pub(crate) has_window: bool,
     pub(crate) program: Program,
     /// Requests that are not entered yet.
     pub(crate) posted: VecDeque<u64>,
@@ -249,6 +248,7 @@ impl End {
             }),
             reliable: options.service.is_reliable(),
             window: Window::new(1 << 20),
+            has_window: true,
             program: Program::default(),
             posted: VecDeque::new(),
             next_sequence: 0,
@@ -257,6 +257,11 @@ impl End {
             repeated: 0,
             losses: 0,
         }
+    }
+
+    /// Packets that wait for reads before them.
+    pub(crate) fn held(&self) -> usize {
+        self.held.len()
     }
 
     pub(crate) fn post(&mut self, work: Work) -> u64 {
@@ -291,7 +296,8 @@ impl End {
         let mut buffer = [0; MAX_HEADER];
         loop {
             self.enter();
-            let Some(outbound) = self.requester.poll_transmit(now, self.window.room(), &mut buffer) else {
+            let room = if self.has_window { self.window.room() } else { u32::MAX };
+            let Some(outbound) = self.requester.poll_transmit(now, room, &mut buffer) else {
                 break;
             };
             let mut packet = buffer[..outbound.header].to_vec();

@@ -1,0 +1,118 @@
+//! The worlds that a seed runs in, and how a failure is made small.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use adverb_proto::ib::Service;
+
+use crate::{Random, cm, ib, iwarp};
+
+/// Steps at most towards a smaller failure.
+const MOST_STEPS: usize = 1000;
+
+/// A scenario that has smaller ones.
+pub(crate) trait Shrink: Sized + fmt::Debug {
+    /// Scenarios with less in them, one step each.
+    fn smaller(&self) -> Vec<Self>;
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum World {
+    Rc,
+    Xrc,
+    Uc,
+    Iwarp,
+    IwarpDamage,
+    Cm,
+}
+
+/// A run that has failed.
+pub(crate) struct Found {
+    world: World,
+    seed: u64,
+    why: String,
+    /// The smallest scenario that fails with the seed, and how.
+    smallest: Option<(String, String)>,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Found { world, seed, why, smallest } = self;
+        writeln!(f, "{why}\nAgain: cargo xtask sim --world {} --from {seed} --seeds 1", world.name())?;
+        if let Some((scenario, why)) = smallest {
+            writeln!(f, "The smallest scenario that fails with this seed: {scenario}\n{why}")?;
+        }
+        Ok(())
+    }
+}
+
+impl World {
+    pub(crate) const ALL: [World; 6] =
+        [World::Rc, World::Xrc, World::Uc, World::Iwarp, World::IwarpDamage, World::Cm];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            World::Rc => "rc",
+            World::Xrc => "xrc",
+            World::Uc => "uc",
+            World::Iwarp => "iwarp",
+            World::IwarpDamage => "iwarp-damage",
+            World::Cm => "cm",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<World> {
+        World::ALL.into_iter().find(|world| world.name() == name)
+    }
+
+    /// Runs a seed. Returns how much happened.
+    pub(crate) fn run(self, seed: u64) -> Result<u64, Found> {
+        let queue_pairs = |service| {
+            let mut random = Random(seed);
+            let scenario = ib::Scenario::new(service, &mut random);
+            let run = |scenario: &ib::Scenario| guarded(|| scenario.run(&mut random.clone()));
+            run(&scenario).map_err(|why| {
+                let smallest = shrink(scenario, run);
+                Found { world: self, seed, why, smallest }
+            })
+        };
+        let plain = |run: &dyn Fn() -> u64| {
+            guarded(run).map_err(|why| Found { world: self, seed, why, smallest: None })
+        };
+        match self {
+            World::Rc => queue_pairs(Service::Rc),
+            World::Xrc => queue_pairs(Service::Xrc),
+            World::Uc => queue_pairs(Service::Uc),
+            World::Iwarp => plain(&|| iwarp::work(seed)),
+            World::IwarpDamage => plain(&|| iwarp::damage(seed)),
+            World::Cm => plain(&|| {
+                let mut random = Random(seed);
+                let wire = cm::Wire { lost: random.below(12), repeated: random.below(12) };
+                cm::run(seed, wire).events
+            }),
+        }
+    }
+}
+
+/// Runs something whose failure is a panic.
+fn guarded(run: impl FnOnce() -> u64) -> Result<u64, String> {
+    catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    })
+}
+
+/// Takes away from a scenario what it does not need to fail.
+fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> Option<(String, String)> {
+    let (mut smallest, mut why) = (scenario, String::new());
+    let mut steps = 0;
+    while steps < MOST_STEPS {
+        let next = smallest.smaller().into_iter().find_map(|smaller| {
+            steps += 1;
+            run(&smaller).err().map(|why| (smaller, why))
+        });
+        let Some((smaller, failure)) = next else { break };
+        (smallest, why) = (smaller, failure);
+    }
+    (!why.is_empty()).then(|| (format!("{smallest:?}"), why))
+}

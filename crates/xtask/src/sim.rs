@@ -1,0 +1,211 @@
+//! Runs the simulation of the protocols (`crates/sim`), as it is or with faults planted into a copy of the sources.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Where the planted faults stand.
+const PLANTED: &str = "crates/sim/planted.txt";
+/// The document that has the table of incast.
+const INCAST: &str = "docs/design/congestion.md";
+/// The crates that the simulation is made of.
+const CRATES: [&str; 3] = ["wire", "proto", "sim"];
+/// A planted fault must be found within so many seconds.
+const LIMIT_S: u32 = 60;
+/// What `./test` runs: seeds that are always the same, and fresh ones for so many seconds.
+const FIXED_SEEDS: u32 = 3000;
+const FRESH_S: u32 = 45;
+
+/// Builds the simulation, and runs it with these arguments. Its output goes to ours.
+///
+/// # Errors
+/// Says which step failed, and how.
+pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), String> {
+    let program = build(root, &target(root))?;
+    let status = Command::new(program).args(arguments).status().map_err(|error| error.to_string())?;
+    Ok((String::new(), status.success()))
+}
+
+/// Runs fixed seeds, and fresh ones for a while (default: [`FRESH_S`] seconds). Each is a line as of cargo's tests.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool), String> {
+    let program = build(root, &target(root))?;
+    let (fixed, fresh) =
+        (FIXED_SEEDS.to_string(), seconds.map_or_else(|| FRESH_S.to_string(), str::to_owned));
+    let mut cases = Cases::default();
+    for (name, arguments) in [
+        ("fixed_seeds", ["--seeds", &fixed, "--from", "0"]),
+        ("fresh_seeds", ["--seconds", &fresh, "--from", "fresh"]),
+    ] {
+        // There is no end of seeds where the time is the limit.
+        let all = ["--seeds", "1000000000"];
+        let output = output(Command::new(&program).args(all).args(arguments))?;
+        cases.add(name, output.status.success(), &String::from_utf8_lossy(&output.stdout));
+    }
+    let text = fs::read_to_string(root.join(INCAST)).map_err(|error| format!("{INCAST}: {error}"))?;
+    let table = output(Command::new(&program).arg("--incast"))?.stdout;
+    let table = String::from_utf8_lossy(&table);
+    let is_written = !table.is_empty() && text.contains(&*table);
+    cases.add(
+        "incast_table",
+        is_written,
+        &format!("the table of {INCAST} is that of cargo xtask sim --incast\n{table}"),
+    );
+    Ok(cases.finish())
+}
+
+/// Plants each fault into a copy of the sources, and has the simulation find it.
+///
+/// # Errors
+/// As [`run`]; a fault that cannot be planted.
+pub(crate) fn planted(root: &Path) -> Result<(String, bool), String> {
+    let text = fs::read_to_string(root.join(PLANTED)).map_err(|error| format!("{PLANTED}: {error}"))?;
+    let copy = target(root).join("planted");
+    let mut cases = Cases::default();
+    for fault in faults(&text)? {
+        copy_sources(root, &copy)?;
+        fault.plant(&copy)?;
+        let program = build(&copy, &copy.join("target"))?;
+        let output = output(
+            Command::new(program)
+                .args(["--seeds", "1000000000", "--seconds", &LIMIT_S.to_string()])
+                .env("RUST_BACKTRACE", "0"),
+        )?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let is_found = output.status.code() == Some(1) && said.contains("FAILED");
+        let how = said.lines().find(|line| line.starts_with("FAILED")).unwrap_or("not found");
+        let how: String = how.chars().take(150).collect();
+        println!("{}\n    {how}", fault.words);
+        let name: String =
+            fault.words.to_lowercase().chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+        cases.add(name.trim_matches('_'), is_found, &said);
+    }
+    Ok(cases.finish())
+}
+
+fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// A build of its own profile: optimised, but not for minutes.
+fn build(root: &Path, target: &Path) -> Result<PathBuf, String> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(root)
+        .args(["build", "--quiet", "--release", "-p", "adverb-sim", "--target-dir"])
+        .arg(target);
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+    let output = output(&mut cargo)?;
+    if !output.status.success() {
+        return Err(format!("cargo build: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(target.join("release/adverb-sim"))
+}
+
+fn output(command: &mut Command) -> Result<Output, String> {
+    command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))
+}
+
+struct Planted {
+    words: String,
+    file: String,
+    old: String,
+    new: String,
+}
+
+impl Planted {
+    fn plant(&self, copy: &Path) -> Result<(), String> {
+        let Planted { words, file, old, new } = self;
+        let path = copy.join(file);
+        let text = fs::read_to_string(&path).map_err(|error| format!("{file}: {error}"))?;
+        if !text.contains(old) {
+            return Err(format!("{PLANTED}: {words:?}: {file} has no {old:?}"));
+        }
+        write(&path, &text.replacen(old, new, 1))
+    }
+}
+
+fn faults(text: &str) -> Result<Vec<Planted>, String> {
+    let mut found = Vec::new();
+    for block in text.split("\n= ").skip(1) {
+        let mut lines = block.lines().filter(|line| !line.is_empty());
+        let words = lines.next().unwrap_or_default().to_owned();
+        let mut next = |mark: &str| {
+            let line = lines.next().and_then(|line| line.strip_prefix(mark));
+            line.map(str::to_owned).ok_or_else(|| format!("{PLANTED}: {words:?} has no line with {mark:?}"))
+        };
+        let (file, old, new) = (next("@ ")?, next("- ")?, next("+ ")?);
+        found.push(Planted { words, file, old, new });
+    }
+    Ok(found)
+}
+
+/// The crates of the simulation as a workspace of their own.
+fn copy_sources(root: &Path, copy: &Path) -> Result<(), String> {
+    for name in CRATES {
+        let part = Path::new("crates").join(name);
+        let _ = fs::remove_dir_all(copy.join(&part));
+        copy_folder(&root.join(&part), &copy.join(&part))?;
+    }
+    let manifest =
+        fs::read_to_string(root.join("Cargo.toml")).map_err(|error| format!("Cargo.toml: {error}"))?;
+    let members: Vec<String> = CRATES.iter().map(|name| format!("\"crates/{name}\"")).collect();
+    let lines = manifest.lines().map(|line| match line {
+        _ if line.starts_with("members") => format!("members = [{}]", members.join(", ")),
+        _ if line.starts_with("default-members") => String::new(),
+        _ => line.to_owned(),
+    });
+    write(&copy.join("Cargo.toml"), &lines.collect::<Vec<_>>().join("\n"))?;
+    let lock = fs::read_to_string(root.join("Cargo.lock")).map_err(|error| format!("Cargo.lock: {error}"))?;
+    write(&copy.join("Cargo.lock"), &lock)
+}
+
+/// Copies what has changed alone, so that cargo builds no more than it has to.
+fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", from.display());
+    fs::create_dir_all(to).map_err(failed)?;
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (path, place) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy_folder(&path, &place)?;
+        } else if path.exists() {
+            fs::copy(&path, &place).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Lines as of cargo's tests.
+#[derive(Default)]
+struct Cases {
+    text: String,
+    passed: usize,
+    failed: usize,
+}
+
+impl Cases {
+    fn add(&mut self, name: &str, is_good: bool, said: &str) {
+        if is_good {
+            self.passed += 1;
+            let last = said.lines().next().unwrap_or_default();
+            self.text += &format!("test sim::{name} ... ok ({last})\n");
+        } else {
+            self.failed += 1;
+            self.text += &format!("{said}\ntest sim::{name} ... FAILED\n");
+        }
+    }
+
+    fn finish(self) -> (String, bool) {
+        let Cases { text, passed, failed } = self;
+        let word = if failed == 0 { "ok" } else { "FAILED" };
+        (format!("{text}\ntest result: {word}. {passed} passed; {failed} failed; 0 ignored\n"), failed == 0)
+    }
+}
