@@ -291,7 +291,7 @@ impl World {
 }
 
 /// How a run has ended.
-pub(crate) struct Outcome {
+pub(crate) struct ManagersOutcome {
     /// Connections that were made, and those that were asked for.
     pub(crate) established: usize,
     pub(crate) asked: usize,
@@ -300,7 +300,7 @@ pub(crate) struct Outcome {
 }
 
 /// Lets the programs work, and checks how it ends.
-pub(crate) fn run(seed: u64, wire: Wire) -> Outcome {
+pub(crate) fn run(seed: u64, wire: Wire) -> ManagersOutcome {
     let mut world = World::new(seed, wire);
     for side in [0, 1] {
         for _ in 0..10 {
@@ -315,14 +315,14 @@ pub(crate) fn run(seed: u64, wire: Wire) -> Outcome {
         }
         assert!(world.managers[side].is_empty());
     }
-    Outcome { established: world.established, asked: 20, events: world.events }
+    ManagersOutcome { established: world.established, asked: 20, events: world.events }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn seeded(seed: u64, wire: Wire) -> Outcome {
+    fn seeded(seed: u64, wire: Wire) -> ManagersOutcome {
         println!("seed {seed}");
         run(seed, wire)
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use random::Random;
-use world::{Found, World};
+use world::{Failure, World};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seeds N] [--from SEED] [--seconds N] [--world NAME]
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let start = Instant::now();
     let (next, events, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-    let found: Mutex<Option<Found>> = Mutex::new(None);
+    let found: Mutex<Option<Failure>> = Mutex::new(None);
     let work = || {
         while !is_over.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);

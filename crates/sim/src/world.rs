@@ -27,7 +27,7 @@ pub(crate) enum World {
 }
 
 /// A run that has failed.
-pub(crate) struct Found {
+pub(crate) struct Failure {
     world: World,
     seed: u64,
     why: String,
@@ -35,9 +35,9 @@ pub(crate) struct Found {
     smallest: Option<(String, String)>,
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { world, seed, why, smallest } = self;
+        let Failure { world, seed, why, smallest } = self;
         writeln!(f, "{why}\nAgain: cargo xtask sim --world {} --from {seed} --seeds 1", world.name())?;
         if let Some((scenario, why)) = smallest {
             writeln!(f, "The smallest scenario that fails with this seed: {scenario}\n{why}")?;
@@ -66,18 +66,18 @@ impl World {
     }
 
     /// Runs a seed. Returns how much happened.
-    pub(crate) fn run(self, seed: u64) -> Result<u64, Found> {
+    pub(crate) fn run(self, seed: u64) -> Result<u64, Failure> {
         let queue_pairs = |service| {
             let mut random = Random(seed);
             let scenario = ib::Scenario::new(service, &mut random);
             let run = |scenario: &ib::Scenario| guarded(|| scenario.run(&mut random.clone()));
             run(&scenario).map_err(|why| {
                 let smallest = shrink(scenario, run);
-                Found { world: self, seed, why, smallest }
+                Failure { world: self, seed, why, smallest }
             })
         };
         let plain = |run: &dyn Fn() -> u64| {
-            guarded(run).map_err(|why| Found { world: self, seed, why, smallest: None })
+            guarded(run).map_err(|why| Failure { world: self, seed, why, smallest: None })
         };
         match self {
             World::Rc => queue_pairs(Service::Rc),
@@ -88,7 +88,9 @@ impl World {
             World::Cm => plain(&|| {
                 let mut random = Random(seed);
                 let wire = cm::Wire { lost: random.below(12), repeated: random.below(12) };
-                cm::run(seed, wire).events
+                let outcome = cm::run(seed, wire);
+                assert!(outcome.established <= outcome.asked, "a connection without a request");
+                outcome.events
             }),
         }
     }

@@ -109,16 +109,16 @@ fn output(command: &mut Command) -> Result<Output, String> {
     command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))
 }
 
-struct Planted {
+struct PlantedFault {
     words: String,
     file: String,
     old: String,
     new: String,
 }
 
-impl Planted {
+impl PlantedFault {
     fn plant(&self, copy: &Path) -> Result<(), String> {
-        let Planted { words, file, old, new } = self;
+        let PlantedFault { words, file, old, new } = self;
         let path = copy.join(file);
         let text = fs::read_to_string(&path).map_err(|error| format!("{file}: {error}"))?;
         if !text.contains(old) {
@@ -128,7 +128,7 @@ impl Planted {
     }
 }
 
-fn faults(text: &str) -> Result<Vec<Planted>, String> {
+fn faults(text: &str) -> Result<Vec<PlantedFault>, String> {
     let mut found = Vec::new();
     for block in text.split("\n= ").skip(1) {
         let mut lines = block.lines().filter(|line| !line.is_empty());
@@ -138,7 +138,7 @@ fn faults(text: &str) -> Result<Vec<Planted>, String> {
             line.map(str::to_owned).ok_or_else(|| format!("{PLANTED}: {words:?} has no line with {mark:?}"))
         };
         let (file, old, new) = (next("@ ")?, next("- ")?, next("+ ")?);
-        found.push(Planted { words, file, old, new });
+        found.push(PlantedFault { words, file, old, new });
     }
     Ok(found)
 }

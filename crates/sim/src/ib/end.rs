@@ -15,7 +15,7 @@ use adverb_wire::ib::packet::{Packet, Payload};
 
 /// Memory of a program under a key.
 #[derive(Clone, Debug)]
-pub(crate) struct Region {
+pub(crate) struct KeyedMemory {
     pub(crate) base: u64,
     pub(crate) bytes: Vec<u8>,
     pub(crate) rights: Access,
@@ -23,7 +23,7 @@ pub(crate) struct Region {
 
 /// A request of a program, and the place for its result.
 #[derive(Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct SendWork {
     pub(crate) operation: Operation,
     /// What is sent, or what has been read.
     pub(crate) data: Vec<u8>,
@@ -40,7 +40,7 @@ pub(crate) fn shared_queue(sequence: u64) -> u32 {
 #[derive(Default)]
 pub(crate) struct Program {
     /// Requests that are not complete, by their sequence number.
-    pub(crate) works: BTreeMap<u64, Work>,
+    pub(crate) works: BTreeMap<u64, SendWork>,
     /// Requests that are, in order, with what they have read.
     pub(crate) completions: Vec<(u64, CompletionStatus, Vec<u8>)>,
     /// Sizes of the posted receives.
@@ -51,7 +51,7 @@ pub(crate) struct Program {
     receiving: Option<Vec<u8>>,
     pub(crate) deliveries: Vec<(Delivery, Vec<u8>)>,
     pub(crate) receive_faults: Vec<ReceiveFault>,
-    pub(crate) regions: BTreeMap<u32, Region>,
+    pub(crate) regions: BTreeMap<u32, KeyedMemory>,
     pub(crate) invalidated: BTreeSet<u32>,
     pub(crate) flushes: usize,
     /// Bytes of reads that were taken before something behind them, and how many there may be.
@@ -264,7 +264,7 @@ impl End {
         self.held.len()
     }
 
-    pub(crate) fn post(&mut self, work: Work) -> u64 {
+    pub(crate) fn post(&mut self, work: SendWork) -> u64 {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.program.works.insert(sequence, work);

@@ -11,7 +11,7 @@ use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::opcode::Operation as Opcode;
 use adverb_wire::ib::packet::Packet;
 
-use super::end::{End, Options, Region, Work, shared_queue};
+use super::end::{End, KeyedMemory, Options, SendWork, shared_queue};
 use crate::Random;
 
 /// Each write has a place of its own here, so that its bytes can be checked at the end.
@@ -30,7 +30,7 @@ const MOST_HELD: usize = 100_000;
 /// A time in which something does not work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Its beginning, since the start of the run.
+    /// The beginning of the time, since the start of the run.
     pub(crate) start: Duration,
     pub(crate) length: Duration,
 }
@@ -82,18 +82,12 @@ impl Faults {
     fn lets_all_through(&self) -> bool {
         [self.lose, self.repeat, self.delay, self.late, self.damage] == [0; 5] && self.outages.is_empty()
     }
-
-    /// Nothing gets through in either direction for this long, soon after the start.
-    pub(crate) fn outage(length: Duration) -> Faults {
-        let span = Span { start: Duration::from_micros(201), length };
-        Faults { outages: vec![Outage { span, from: [true; 2] }], ..Faults::default() }
-    }
 }
 
 /// A packet on its way: when it arrives, a number that keeps those of one moment in order, to which end, and the bytes.
 type Flight = Reverse<(Duration, u64, usize, Vec<u8>)>;
 
-pub(crate) struct Pair {
+pub(crate) struct QueuePairs {
     pub(crate) ends: [End; 2],
     pub(crate) options: Options,
     pub(crate) faults: Faults,
@@ -106,7 +100,7 @@ pub(crate) struct Pair {
     pub(crate) refused: Option<(usize, usize)>,
     /// Whether requests are posted little by little, and those that are to come.
     pub(crate) paced: bool,
-    works: [VecDeque<Work>; 2],
+    works: [VecDeque<SendWork>; 2],
     work_at: Duration,
     /// Receives that are posted little by little.
     pub(crate) receives: [Vec<usize>; 2],
@@ -161,13 +155,13 @@ pub(crate) fn options(service: Service, random: &mut Random) -> Options {
     }
 }
 
-impl Pair {
-    pub(crate) fn new(options: Options, faults: Faults, random: &mut Random) -> Pair {
+impl QueuePairs {
+    pub(crate) fn new(options: Options, faults: Faults, random: &mut Random) -> QueuePairs {
         let mut ends = [End::new(&options, 0), End::new(&options, 1)];
         for end in &mut ends {
             let all = Access { write: true, read: true, atomic: true, flush: true };
             let mut add = |key, bytes, rights| {
-                end.program.regions.insert(key, Region { base: BASE, bytes, rights });
+                end.program.regions.insert(key, KeyedMemory { base: BASE, bytes, rights });
             };
             add(WRITABLE, Vec::new(), Access { read: true, flush: true, ..all });
             add(READABLE, random.bytes(READABLE_SIZE), Access { write: false, ..all });
@@ -177,7 +171,7 @@ impl Pair {
         }
         let readable = ends.each_ref().map(|end| end.program.regions[&READABLE].bytes.clone());
         let start = Duration::from_millis(random.next() % 1000);
-        Pair {
+        QueuePairs {
             ends,
             options,
             faults,
@@ -318,13 +312,13 @@ impl Pair {
         self.now.saturating_sub(self.start)
     }
 
-    /// Until nothing happens any more.
+    /// Runs until nothing happens any more.
     pub(crate) fn run(&mut self, random: &mut Random) {
         self.run_with(random, |_| {});
     }
 
-    /// The same, with a look at it after every step.
-    pub(crate) fn run_with(&mut self, random: &mut Random, mut check: impl FnMut(&mut Pair)) {
+    /// Runs until nothing happens any more, with a check after every step.
+    pub(crate) fn run_with(&mut self, random: &mut Random, mut check: impl FnMut(&mut QueuePairs)) {
         // With a loss of a few percent a packet needs a few attempts; the bound only makes a livelock a failure.
         for _ in 0..1_000_000 {
             if !self.step(random) {
@@ -348,19 +342,16 @@ impl Pair {
 
     /// Everything that is new since the last call is as it must be, and nothing grows without bound.
     pub(crate) fn check(&mut self, expected: &[Expectations; 2]) {
-        for side in 0..2 {
+        for (side, expected) in expected.iter().enumerate() {
             let (completions, deliveries) = self.checked[side];
             let (end, peer) = (&self.ends[side], &self.ends[1 - side]);
             let new = end.program.completions.iter().zip(0..).skip(completions);
             for ((sequence, status, data), number) in new {
                 assert_eq!(*sequence, number, "requests complete once and in order");
                 let is_good = *status == CompletionStatus::Success;
-                assert!(
-                    !is_good || *data == expected[side].results[number as usize],
-                    "result of request {number}"
-                );
+                assert!(!is_good || *data == expected.results[number as usize], "result of request {number}");
             }
-            let new = peer.program.deliveries.iter().zip(&expected[side].deliveries).skip(deliveries);
+            let new = peer.program.deliveries.iter().zip(&expected.deliveries).skip(deliveries);
             for (found, wanted) in new {
                 assert!(
                     found == wanted,
@@ -373,7 +364,7 @@ impl Pair {
                 self.check_queues(side);
             }
             let delivered = peer.program.deliveries.len();
-            assert!(delivered <= expected[side].deliveries.len(), "a message is delivered twice");
+            assert!(delivered <= expected.deliveries.len(), "a message is delivered twice");
             self.checked[side] = (end.program.completions.len(), delivered);
             assert_eq!(end.program.regions[&PRIVATE].bytes, [0; 64]);
             assert!(end.held() <= MOST_HELD, "{} packets are held", end.held());
@@ -435,7 +426,7 @@ fn length(mtu: u32, random: &mut Random) -> usize {
 
 /// Posts random work at one end and says what must come of it.
 // IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-REQ-10, IB-RC-RSP-43
-pub(crate) fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expectations {
+pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mut Random) -> Expectations {
     let mut expected = Expectations { counters: vec![0; 64], ..Expectations::default() };
     let readable = pair.ends[1 - side].program.regions[&READABLE].bytes.clone();
     let reliable = pair.options.service.is_reliable();
@@ -544,7 +535,7 @@ pub(crate) fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Rand
         };
         expected.results.push(result.unwrap_or_else(|| data.clone()));
         pair.operations[side].push(operation);
-        let work = Work { operation, data, solicited, fence };
+        let work = SendWork { operation, data, solicited, fence };
         if pair.paced {
             pair.works[side].push_back(work);
         } else {
@@ -558,47 +549,7 @@ pub(crate) fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Rand
     expected
 }
 
-// IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
-/// Runs a reliable connection to its end: all is done, whatever the network does.
-pub(crate) fn reliable(service: Service, faults: Faults, random: &mut Random) -> Pair {
-    let mut pair = Pair::new(options(service, random), faults, random);
-    let count = 4 + random.below(24);
-    let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
-    pair.run(random);
-    for (side, expected) in expected.into_iter().enumerate() {
-        let context = format!("{:?} {:?}", pair.options, pair.faults);
-        let program = &pair.ends[side].program;
-        assert_eq!(program.completions.len(), count, "{context}");
-        for (number, ((sequence, status, data), expected)) in
-            program.completions.iter().zip(expected.results).enumerate()
-        {
-            assert_eq!((*sequence, *status), (number as u64, CompletionStatus::Success), "{context}");
-            assert!(*data == expected, "result of request {number}");
-        }
-        assert!(pair.ends[side].requester.is_idle());
-        assert_eq!(pair.ends[side].requester.in_flight(), 0);
-        assert_eq!(pair.ends[side].window.in_flight(), 0);
-        let peer = &pair.ends[1 - side].program;
-        assert!(peer.deliveries == expected.deliveries, "deliveries");
-        assert!(peer.regions[&WRITABLE].bytes == expected.writable, "writes");
-        assert!(peer.regions[&COUNTERS].bytes == expected.counters, "atomics");
-        assert_eq!(peer.regions[&PRIVATE].bytes, [0; 64]);
-        assert_eq!(peer.invalidated.len(), expected.invalidated);
-        assert_eq!(peer.flushes, expected.flushes);
-    }
-    pair
-}
-
-/// Runs an unreliable connection: whole messages in order, or nothing.
-pub(crate) fn unreliable(faults: Faults, random: &mut Random) -> Pair {
-    let mut pair = Pair::new(options(Service::Uc, random), faults, random);
-    let count = 4 + random.below(24);
-    let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
-    pair.expect_whole_messages(expected, count, random);
-    pair
-}
-
-impl Pair {
+impl QueuePairs {
     /// Runs an unreliable connection whose ends have so many requests each, and checks that whole messages come in order, or nothing of them.
     pub(crate) fn expect_whole_messages(
         &mut self,

@@ -5,7 +5,8 @@ use std::time::Duration;
 use adverb_proto::ib::{CompletionStatus, Service};
 
 use super::pair::{
-    COUNTERS, Expectations, Faults, Freeze, Outage, Pair, READABLE, Span, State, WRITABLE, load, options,
+    COUNTERS, Expectations, Faults, Freeze, Outage, QueuePairs, READABLE, Span, State, WRITABLE, load,
+    options,
 };
 use crate::Random;
 use crate::world::Shrink;
@@ -16,7 +17,7 @@ pub(crate) struct Scenario {
     service: Service,
     /// Requests of each end.
     requests: usize,
-    /// Whether they are posted little by little.
+    /// Whether requests are posted little by little.
     paced: bool,
     /// The end, and the number of its request, that its peer is to refuse.
     refused: Option<(usize, usize)>,
@@ -67,7 +68,7 @@ impl Scenario {
             // The end that has refused a request does not answer any more, and without a timeout its peer would ask for ever.
             options.timeout = 12;
         }
-        let mut pair = Pair::new(options, self.faults.clone(), random);
+        let mut pair = QueuePairs::new(options, self.faults.clone(), random);
         pair.buffer = self.buffer;
         pair.paced = self.paced;
         pair.refused = self.refused;
@@ -84,9 +85,10 @@ impl Scenario {
     }
 }
 
+// IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
 /// Checks how the requests of a reliable end have ended: well, or well up to one that was refused, or one for which the network was down for too long.
 /// The peer is as after one of the requests that may have been carried out.
-fn judge(pair: &Pair, side: usize, requests: usize, expected: &Expectations) {
+pub(super) fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectations) {
     let (end, peer) = (&pair.ends[side], &pair.ends[1 - side].program);
     let completions = &end.program.completions;
     let refused = pair.refused.filter(|(of, _)| *of == side).map(|(_, number)| number);

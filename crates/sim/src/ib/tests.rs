@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use adverb_proto::ib::{CompletionStatus, Operation, ReceiveFault, Service};
 
-use super::end::{self, Work};
+use super::end::{self, SendWork};
 use super::pair::{
-    BASE, COUNTERS, Faults, PRIVATE, Pair, READABLE, WRITABLE, load, options, reliable, unreliable,
+    BASE, COUNTERS, Faults, Outage, PRIVATE, QueuePairs, READABLE, Span, WRITABLE, load, options,
 };
+use super::scenario::judge;
 use crate::Random;
 
 /// Prints the seed if a test fails with it.
-struct Seed(u64);
+struct SeedOnFailure(u64);
 
-impl Drop for Seed {
+impl Drop for SeedOnFailure {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed with ADVERB_SEED={}", self.0);
@@ -31,16 +32,44 @@ fn with_seeds(first: u64, count: u64, test: impl Fn(&mut Random)) {
         Err(_) => first..first + count,
     };
     for seed in seeds {
-        let seed = Seed(seed);
+        let seed = SeedOnFailure(seed);
         test(&mut Random(seed.0));
     }
+}
+
+/// Nothing gets through in either direction for this long, soon after the start.
+fn outage(length: Duration) -> Faults {
+    let span = Span { start: Duration::from_micros(201), length };
+    Faults { outages: vec![Outage { span, from: [true; 2] }], ..Faults::default() }
+}
+
+/// Runs a reliable connection to its end: all is done, whatever the network does.
+fn reliable(service: Service, faults: Faults, random: &mut Random) -> QueuePairs {
+    let mut pair = QueuePairs::new(options(service, random), faults, random);
+    let count = 4 + random.below(24);
+    let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
+    pair.run_with(random, |pair| pair.check(&expected));
+    for (side, expected) in expected.iter().enumerate() {
+        judge(&pair, side, count, expected);
+        let completions = &pair.ends[side].program.completions;
+        assert_eq!(completions.last().map(|(_, status, _)| *status), Some(CompletionStatus::Success));
+    }
+    pair
+}
+
+/// Runs an unreliable connection: whole messages in order, or nothing.
+fn unreliable(faults: Faults, random: &mut Random) {
+    let mut pair = QueuePairs::new(options(Service::Uc, random), faults, random);
+    let count = 4 + random.below(24);
+    let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
+    pair.expect_whole_messages(expected, count, random);
 }
 
 // IB-RC-RSP-49
 #[test]
 fn a_good_network_needs_no_repetition() {
     with_seeds(0, 300, |random| {
-        let mut pair = Pair::new(options(Service::Rc, random), Faults::default(), random);
+        let mut pair = QueuePairs::new(options(Service::Rc, random), Faults::default(), random);
         pair.options.timeout = 0;
         let count = 4 + random.below(24);
         for side in 0..2 {
@@ -104,7 +133,7 @@ fn reliable_connections_survive_everything_at_once() {
 #[test]
 fn reliable_connections_survive_an_outage() {
     with_seeds(35_000, 200, |random| {
-        let outage = Faults::outage(Duration::from_millis(random.below(25) as u64));
+        let outage = outage(Duration::from_millis(random.below(25) as u64));
         reliable(Service::Rc, Faults { lose: random.below(10), ..outage }, random);
     });
 }
@@ -155,16 +184,16 @@ fn unreliable_connections_deliver_whole_messages_in_order_or_nothing() {
 }
 
 /// Lets end 0 make one request of end 1 and returns how it ended, and what the receive of end 1 got.
-fn refused(work: Work, receives: &[usize], random: &mut Random) -> (CompletionStatus, Vec<ReceiveFault>) {
+fn refused(work: SendWork, receives: &[usize], random: &mut Random) -> (CompletionStatus, Vec<ReceiveFault>) {
     let mut options = options(Service::Rc, random);
     options.rnr_retry = 3;
-    let mut pair = Pair::new(options, Faults::default(), random);
+    let mut pair = QueuePairs::new(options, Faults::default(), random);
     pair.ends[1].program.receives.extend(receives);
     pair.ends[0].post(work);
     pair.run(random);
     let program = &pair.ends[0].program;
     assert_eq!(program.completions.len(), 1);
-    let before = Pair::new(pair.options.clone(), Faults::default(), &mut Random(0));
+    let before = QueuePairs::new(pair.options.clone(), Faults::default(), &mut Random(0));
     for key in [WRITABLE, COUNTERS, PRIVATE] {
         assert_eq!(pair.ends[1].program.regions[&key].bytes, before.ends[1].program.regions[&key].bytes);
     }
@@ -175,7 +204,8 @@ fn refused(work: Work, receives: &[usize], random: &mut Random) -> (CompletionSt
 #[test]
 fn what_is_not_allowed_is_refused_and_touches_nothing() {
     with_seeds(50_000, 50, |random| {
-        let work = |operation, len| Work { operation, data: vec![1; len], solicited: false, fence: false };
+        let work =
+            |operation, len| SendWork { operation, data: vec![1; len], solicited: false, fence: false };
         let len = 1 + random.below(10_000);
         let private = Operation::Write { address: BASE, rkey: PRIVATE, immediate: None };
         let (status, _) = refused(work(private, 8), &[], random);
@@ -204,13 +234,13 @@ fn through_a_small_buffer(operation: Operation, random: &mut Random) -> (usize, 
     const LEN: usize = 4 << 20;
     let mut options = options(Service::Rc, random);
     (options.mtu, options.max_reads, options.read_chunk) = (4096, 16, 16 * 4096);
-    let mut pair = Pair::new(options, Faults::default(), random);
+    let mut pair = QueuePairs::new(options, Faults::default(), random);
     pair.buffer = Some(50);
     for key in [WRITABLE, READABLE] {
         pair.ends[1].program.regions.get_mut(&key).unwrap().bytes = vec![0; LEN];
     }
     pair.ends[1].program.regions.get_mut(&WRITABLE).unwrap().rights.write = true;
-    pair.ends[0].post(Work { operation, data: random.bytes(LEN), solicited: false, fence: false });
+    pair.ends[0].post(SendWork { operation, data: random.bytes(LEN), solicited: false, fence: false });
     pair.run(random);
     assert_eq!(pair.ends[0].program.completions[0].1, CompletionStatus::Success);
     (pair.overrun, pair.launched)
@@ -235,7 +265,7 @@ fn a_peer_that_is_gone_is_noticed() {
         options.timeout = 10;
         options.retry_count = random.below(8) as u8;
         let retry_count = options.retry_count;
-        let mut pair = Pair::new(options, Faults { lose: 1000, ..Faults::default() }, random);
+        let mut pair = QueuePairs::new(options, Faults { lose: 1000, ..Faults::default() }, random);
         load(&mut pair, 0, 5, random);
         let start = pair.now;
         pair.run(random);

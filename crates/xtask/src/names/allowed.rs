@@ -18,7 +18,6 @@ pub(super) const PARTICIPLES: &[Exception] = &[
         names: &["Rejected"],
         reason: "a part of the API that is published",
     },
-    Exception { below: "crates/proto/tests/ib_pair.rs", names: &["Seed"], reason: "a noun" },
     Exception { below: "crates/roce/src/net.rs", names: &["Feed"], reason: "a noun" },
     Exception {
         below: "crates/wire/src/ddp.rs",
