@@ -10,7 +10,8 @@ use adverb_proto::ib::{
     ReceiveFault, Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder,
     ResponderHost, ResponderOptions, Service, Verdict, Window, goes_to_requester,
 };
-use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, ICRC_LEN, MAX_HEADER, padding};
+use adverb_wire::ib::opcode::{Opcode, Operation as WireOperation, Service as WireService};
 use adverb_wire::ib::packet::{Packet, Payload};
 
 /// Memory of a program under a key.
@@ -31,9 +32,73 @@ pub(crate) struct SendWork {
     pub(crate) fence: bool,
 }
 
+/// What goes from one end to the other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Parcel {
+    Packet(Vec<u8>),
+    /// By the shared memory of two processes of one host: a Send without headers.
+    Straight(Straight),
+    /// By shared memory: all packets up to this number are acknowledged.
+    Acknowledgement(u32),
+}
+
+/// A Send of one packet that goes without headers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Straight {
+    number: u32,
+    data: Vec<u8>,
+    immediate: Option<u32>,
+    solicited: bool,
+    /// This packet of the receiver's, and all before it, are acknowledged.
+    acknowledged: Option<u32>,
+}
+
+impl Straight {
+    /// The packet that it stands for.
+    fn to_packet(&self, destination: u32) -> Vec<u8> {
+        let operation = match self.immediate {
+            Some(_) => WireOperation::SendOnlyImmediate,
+            None => WireOperation::SendOnly,
+        };
+        let opcode = Opcode::new(WireService::Rc, operation).expect("connections send");
+        let bth = Bth::new(opcode, DEFAULT_PKEY, destination, self.number)
+            .with_pad_for(self.data.len())
+            .with_solicited(self.solicited)
+            .with_ack_request(true);
+        let mut buffer = [0; MAX_HEADER];
+        let mut writer = HeaderWriter::new(&mut buffer);
+        writer.put(&bth);
+        if let Some(immediate) = self.immediate {
+            writer.put(&immediate.to_be_bytes());
+        }
+        let length = writer.len();
+        let mut packet = buffer[..length].to_vec();
+        packet.extend_from_slice(&self.data);
+        packet.resize(packet.len() + padding(self.data.len()) + ICRC_LEN, 0);
+        packet
+    }
+}
+
 /// The shared receive queue that a request of XRC is for.
 pub(crate) fn shared_queue(sequence: u64) -> u32 {
     (sequence % 3) as u32 + 0xff_fffd
+}
+
+impl SendWork {
+    fn request(&self, sequence: u64) -> Request {
+        let length = match self.operation {
+            Operation::Flush { .. } => 64,
+            _ => self.data.len() as u32,
+        };
+        Request {
+            sequence,
+            operation: self.operation,
+            length,
+            solicited: self.solicited,
+            fence: self.fence,
+            shared_queue: shared_queue(sequence),
+        }
+    }
 }
 
 /// The program of an end, and its memory.
@@ -94,6 +159,10 @@ impl RequesterHost for Program {
         let (first, work) = self.works.pop_first().expect("a request that is not complete");
         assert_eq!(first, sequence, "requests complete in order");
         self.completions.push((sequence, status, work.data));
+    }
+
+    fn recall(&mut self, sequence: u64) -> Request {
+        self.works[&sequence].request(sequence)
     }
 }
 
@@ -204,6 +273,12 @@ pub(crate) struct End {
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     reliable: bool,
+    service: Service,
+    mtu: u32,
+    /// The number of this end's queue pair.
+    number: u32,
+    /// Whether the other end is a process of this host, with a channel in shared memory.
+    pub(crate) is_near: bool,
     pub(crate) window: Window,
     /// Whether the window limits what is in flight.
     pub(crate) has_window: bool,
@@ -247,6 +322,10 @@ impl End {
                 access,
             }),
             reliable: options.service.is_reliable(),
+            service: options.service,
+            mtu: options.mtu,
+            number: 101 - side as u32,
+            is_near: false,
             window: Window::new(1 << 20),
             has_window: true,
             program: Program::default(),
@@ -257,6 +336,19 @@ impl End {
             repeated: 0,
             losses: 0,
         }
+    }
+
+    /// How far it is, for a failure.
+    pub(crate) fn summary(&self) -> String {
+        format!(
+            "{} requests done, {} posted, {} receives, deadline {:?}, reply {:?}, held {}",
+            self.program.completions.len(),
+            self.posted.len(),
+            self.program.receives.len(),
+            self.deadline(),
+            self.responder.pending_reply(),
+            self.held.len()
+        )
     }
 
     /// Packets that wait for reads before them.
@@ -272,30 +364,44 @@ impl End {
         sequence
     }
 
-    fn enter(&mut self) {
-        while self.requester.has_room() {
+    /// Whether a Send may go without headers: nothing before it waits.
+    fn goes_straight(&self, work: &SendWork) -> bool {
+        let requester = &self.requester;
+        self.is_near
+            && self.service == Service::Rc
+            && matches!(work.operation, Operation::Send { invalidate: None, .. })
+            && work.data.len() <= self.mtu as usize
+            && requester.is_clear()
+            && (!work.fence || requester.is_idle() || requester.runs())
+    }
+
+    fn enter(&mut self, now: Duration, wire: &mut Vec<Parcel>) {
+        while self.requester.has_room() && !self.requester.has_failed() {
             let Some(sequence) = self.posted.pop_front() else { break };
             let work = &self.program.works[&sequence];
-            let length = match work.operation {
-                Operation::Flush { .. } => 64,
-                _ => work.data.len() as u32,
-            };
-            self.requester.push(Request {
-                sequence,
-                operation: work.operation,
-                length,
-                solicited: work.solicited,
-                fence: work.fence,
-                shared_queue: shared_queue(sequence),
-            });
+            if self.goes_straight(work) {
+                let number = if self.requester.may_follow() > 0 {
+                    self.requester.send_next(sequence)
+                } else {
+                    self.requester.send_at_once(sequence, || now, || work.request(sequence))
+                };
+                let Operation::Send { immediate, .. } = work.operation else { unreachable!("a Send") };
+                let acknowledged = self.responder.take_acknowledgement();
+                let (data, solicited) = (work.data.clone(), work.solicited);
+                wire.push(Parcel::Straight(Straight { number, data, immediate, solicited, acknowledged }));
+                continue;
+            }
+            let request = work.request(sequence);
+            self.requester.write_out(&mut self.program);
+            self.requester.push(request);
         }
     }
 
     /// Enters requests and sends what may be sent.
-    pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut Vec<Vec<u8>>) {
+    pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut Vec<Parcel>) {
         let mut buffer = [0; MAX_HEADER];
         loop {
-            self.enter();
+            self.enter(now, wire);
             let room = if self.has_window { self.window.room() } else { u32::MAX };
             let Some(outbound) = self.requester.poll_transmit(now, room, &mut buffer) else {
                 break;
@@ -307,7 +413,7 @@ impl End {
             }
             packet.resize(packet.len() + outbound.pad + ICRC_LEN, 0);
             assert_eq!(packet.len(), outbound.wire_len());
-            wire.push(packet);
+            wire.push(Parcel::Packet(packet));
             self.repeated += usize::from(outbound.repeated);
             if outbound.finished {
                 self.program.complete(outbound.sequence, CompletionStatus::Success);
@@ -316,13 +422,20 @@ impl End {
             }
         }
         let due = match self.responder.pending_reply() {
-            PendingReply::Nothing => false,
+            PendingReply::Nothing => {
+                self.acknowledge_at = None;
+                false
+            }
             PendingReply::Response => true,
             PendingReply::Acknowledgement => {
                 let wait = Duration::from_micros(random.below(3) as u64 * 10);
                 now >= *self.acknowledge_at.get_or_insert(now + wait)
             }
         };
+        if due && self.is_near && random.chance(2) {
+            wire.extend(self.responder.take_acknowledgement().map(Parcel::Acknowledgement));
+            self.acknowledge_at = None;
+        }
         while let Some(reply) = due.then(|| self.responder.poll_transmit(&mut buffer)).flatten() {
             let mut packet = buffer[..reply.header].to_vec();
             if let Some(source) = reply.payload {
@@ -341,7 +454,7 @@ impl End {
             }
             packet.resize(packet.len() + reply.pad + ICRC_LEN, 0);
             assert_eq!(packet.len(), reply.wire_len());
-            wire.push(packet);
+            wire.push(Parcel::Packet(packet));
             self.acknowledge_at = None;
             if !self.responder.keeps() {
                 self.program.kept.clear();
@@ -353,7 +466,48 @@ impl End {
         }
     }
 
-    pub(crate) fn receive(&mut self, bytes: &[u8], now: Duration) {
+    pub(crate) fn receive(&mut self, parcel: &Parcel, now: Duration) {
+        match parcel {
+            Parcel::Packet(bytes) => self.receive_packet(bytes, now),
+            Parcel::Acknowledgement(number) => self.acknowledged(*number, now),
+            Parcel::Straight(straight) => {
+                if let Some(number) = straight.acknowledged {
+                    self.acknowledged(number, now);
+                }
+                if !self.receive_straight(straight) {
+                    self.receive_packet(&straight.to_packet(self.number), now);
+                }
+            }
+        }
+    }
+
+    fn acknowledged(&mut self, number: u32, now: Duration) {
+        let feedback = self.requester.acknowledged(number, now, &mut self.program);
+        self.losses += usize::from(feedback.loss != Loss::None);
+        self.window.learn(&feedback, now);
+    }
+
+    /// Takes in a Send without headers, if it comes next and there is a receive with room for it. False: it is to be taken in as a packet.
+    fn receive_straight(&mut self, straight: &Straight) -> bool {
+        let length = straight.data.len() as u32;
+        if !self.held.is_empty() || !self.responder.is_clear_for(straight.number, length) {
+            return false;
+        }
+        let Some(room) = self.program.take_receive() else { return false };
+        if u64::from(length) > room {
+            self.responder.give_receive(room);
+            return false;
+        }
+        self.program.receiving.as_mut().expect("a receive was taken")[..straight.data.len()]
+            .copy_from_slice(&straight.data);
+        let (immediate, solicited) = (straight.immediate, straight.solicited);
+        let kind = adverb_proto::ib::DeliveryKind::Send;
+        self.program.complete_receive(Delivery { length, immediate, invalidated: None, kind, solicited });
+        self.responder.took_send();
+        true
+    }
+
+    fn receive_packet(&mut self, bytes: &[u8], now: Duration) {
         let packet = Packet::parse(bytes).expect("a packet of the other end");
         if goes_to_requester(&packet) {
             let feedback = self.requester.receive(&packet, now, &mut self.program);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use adverb_proto::ib::{Access, CompletionStatus, Operation, Service};
 
-use super::end::{End, KeyedMemory, Options, SendWork};
+use super::end::{End, KeyedMemory, Options, Parcel, SendWork};
 use crate::Random;
 
 const KEY: u32 = 0x11;
@@ -39,7 +39,7 @@ pub(crate) struct IncastOutcome {
 }
 
 enum Event {
-    Arrival { pair: usize, side: usize, packet: Vec<u8> },
+    Arrival { pair: usize, side: usize, parcel: Parcel },
     Timer { pair: usize, side: usize },
 }
 
@@ -64,7 +64,8 @@ impl Incast {
     fn transmit(&mut self, pair: usize, side: usize, random: &mut Random) {
         let mut packets = Vec::new();
         self.pairs[pair][side].transmit(self.now, random, &mut packets);
-        for packet in packets {
+        for parcel in packets {
+            let Parcel::Packet(packet) = &parcel else { unreachable!("the ends are on different hosts") };
             // The way back is free.
             let mut at = self.now + TRIP;
             if side == 0 {
@@ -78,7 +79,7 @@ impl Incast {
                 self.link_until = self.link_until.max(self.now) + takes;
                 at = self.link_until + TRIP;
             }
-            self.plan(at, Event::Arrival { pair, side: 1 - side, packet });
+            self.plan(at, Event::Arrival { pair, side: 1 - side, parcel });
         }
         if let Some(deadline) = self.pairs[pair][side].deadline() {
             self.plan(deadline.max(self.now + Duration::from_nanos(1)), Event::Timer { pair, side });
@@ -135,8 +136,8 @@ pub(crate) fn run(pairs: usize, writes: usize, has_window: bool, seed: u64) -> I
         }
         incast.now = at;
         let (pair, side) = match event {
-            Event::Arrival { pair, side, packet } => {
-                incast.pairs[pair][side].receive(&packet, at);
+            Event::Arrival { pair, side, parcel } => {
+                incast.pairs[pair][side].receive(&parcel, at);
                 (pair, side)
             }
             Event::Timer { pair, side } => {

@@ -11,7 +11,7 @@ use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::opcode::Operation as Opcode;
 use adverb_wire::ib::packet::Packet;
 
-use super::end::{End, KeyedMemory, Options, SendWork, shared_queue};
+use super::end::{End, KeyedMemory, Options, Parcel, SendWork, shared_queue};
 use crate::Random;
 
 /// Each write has a place of its own here, so that its bytes can be checked at the end.
@@ -75,17 +75,28 @@ pub(crate) struct Faults {
     pub(crate) forge: usize,
     pub(crate) outages: Vec<Outage>,
     pub(crate) freezes: Vec<Freeze>,
+    pub(crate) nearness: Option<Nearness>,
 }
 
 impl Faults {
     /// Whether each packet comes exactly once, and in order.
     fn lets_all_through(&self) -> bool {
-        [self.lose, self.repeat, self.delay, self.late, self.damage] == [0; 5] && self.outages.is_empty()
+        [self.lose, self.repeat, self.delay, self.late, self.damage] == [0; 5]
+            && self.outages.is_empty()
+            && self.nearness.is_none()
     }
 }
 
-/// A packet on its way: when it arrives, a number that keeps those of one moment in order, to which end, and the bytes.
-type Flight = Reverse<(Duration, u64, usize, Vec<u8>)>;
+/// The time in which both ends are processes of one host that have a channel in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Nearness {
+    pub(crate) span: Span,
+    /// Whether what is in the channel at the end is lost.
+    pub(crate) loses: bool,
+}
+
+/// A parcel on its way: when it arrives, a number that keeps those of one moment in order, to which end, and the parcel.
+type Flight = Reverse<(Duration, u64, usize, Parcel)>;
 
 pub(crate) struct QueuePairs {
     pub(crate) ends: [End; 2],
@@ -121,13 +132,14 @@ pub(crate) struct QueuePairs {
 }
 
 /// An acknowledgement with another packet sequence number; none of a packet of another kind.
-fn with_number(packet: &[u8], number: u32) -> Option<Vec<u8>> {
+fn with_number(parcel: &Parcel, number: u32) -> Option<Parcel> {
+    let Parcel::Packet(packet) = parcel else { return None };
     let is_acknowledgement =
         Packet::parse(packet).is_ok_and(|packet| packet.opcode().operation() == Opcode::Acknowledge);
     is_acknowledgement.then(|| {
         let mut forged = packet.to_vec();
         forged[9..12].copy_from_slice(&number.to_be_bytes()[1..]);
-        forged
+        Parcel::Packet(forged)
     })
 }
 
@@ -195,7 +207,7 @@ impl QueuePairs {
         }
     }
 
-    fn launch(&mut self, to: usize, packet: Vec<u8>, random: &mut Random) {
+    fn launch(&mut self, to: usize, packet: Parcel, random: &mut Random) {
         let mut arrival = self.now + Duration::from_micros(20);
         if often(random, self.faults.delay) {
             arrival += Duration::from_micros(random.below(100) as u64);
@@ -230,10 +242,23 @@ impl QueuePairs {
             if self.thaw(side).is_some() {
                 continue;
             }
+            let near = self.faults.nearness.filter(|nearness| nearness.span.has(since));
+            self.ends[side].is_near = near.is_some();
             let is_cut = |outage: &Outage| outage.from[side] && outage.span.has(since);
             let outage = self.faults.outages.iter().any(is_cut);
             let mut packets = Vec::new();
             self.ends[side].transmit(self.now, random, &mut packets);
+            if let Some(Nearness { span, loses }) = near {
+                let arrival = self.now + Duration::from_nanos(300);
+                if loses && arrival >= self.start + span.end() {
+                    continue;
+                }
+                for parcel in packets {
+                    self.launched += 1;
+                    self.flights.push(Reverse((arrival, self.launched, 1 - side, parcel)));
+                }
+                continue;
+            }
             for packet in packets {
                 if outage || often(random, self.faults.lose) || often(random, self.faults.damage) {
                     continue;
@@ -326,7 +351,14 @@ impl QueuePairs {
             }
             check(self);
         }
-        panic!("the two ends never come to rest: {:?} {:?}", self.options, self.faults);
+        let ends = self.ends.each_ref().map(End::summary);
+        panic!(
+            "the two ends never come to rest: {ends:?}, {:?} after the start, {} parcels, {:?} {:?}",
+            self.passed(),
+            self.launched,
+            self.options,
+            self.faults
+        );
     }
 
     /// Receives were taken from the queues that the requests of an end name.
