@@ -99,6 +99,7 @@ pub(crate) fn forget() {
     ENGINE.store(std::ptr::null_mut(), Ordering::Release);
     helpers::CURRENT.forget();
     closing::forget();
+    memory::forget_copies();
     SafePoints::forget();
 }
 

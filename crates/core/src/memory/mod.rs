@@ -22,7 +22,7 @@ mod window;
 pub use copy::{
     Fault, compare_swap, copy_from, copy_to, fetch_add, install_handler as install_fault_handler,
 };
-pub(crate) use copy::{copy_between, look_again};
+pub(crate) use copy::{copy_between, forget as forget_copies, look_again};
 pub use explain::User;
 pub(crate) use explain::words as access_words;
 pub use keys::{Access, AccessError, Keys, Span, number as key_number};

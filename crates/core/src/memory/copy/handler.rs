@@ -2,7 +2,7 @@
 //!
 //! It runs on the stack on which the program's own ran: the alternate one (sigaltstack(2)) only if that was asked for.
 
-use super::arch;
+use super::{arch, deferred};
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
@@ -20,8 +20,13 @@ struct Previous([UnsafeCell<MaybeUninit<libc::sigaction>>; 2]);
 unsafe impl Sync for Previous {}
 static PREVIOUS: Previous = Previous([const { UnsafeCell::new(MaybeUninit::zeroed()) }; 2]);
 
+/// The place of a signal in [`SIGNALS`].
+pub(super) fn index(signal: libc::c_int) -> usize {
+    usize::from(signal == libc::SIGBUS)
+}
+
 fn slot(signal: libc::c_int) -> *mut libc::sigaction {
-    PREVIOUS.0[usize::from(signal == libc::SIGBUS)].get().cast()
+    PREVIOUS.0[index(signal)].get().cast()
 }
 
 /// Puts the handler in front of what the program has. Once per process.
@@ -74,6 +79,10 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         // PRACTICE-FAULT-4
         if !was_sent && routines().contains(&(*counter as usize)) {
             *counter = adverb_fault_exit as *const () as usize as _;
+            return;
+        }
+        // The program blocks it in this thread.
+        if was_sent && deferred::keep(signal, &*info) {
             return;
         }
         let previous = &*slot(signal);

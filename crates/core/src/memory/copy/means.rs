@@ -1,10 +1,11 @@
 //! How a thread finds out that an address is bad.
 //!
 //! By the handler, mostly. But the fault of a thread that blocks the signal ends the process, whatever handler there is; so such a thread lets the
-//! signal in while it copies. And where the program has put a handler of its own in the place of ours, which may not pass faults on, the kernel copies: it
+//! signal in while it copies, and the handler keeps what is no fault. And where the program has put a handler of its own in the place of ours, which may not pass faults on, the kernel copies: it
 //! answers with an error. Neither the mask nor the handler can be seen without a system call, so a thread looks once, and again after
 //! some copies ([`LOOKS_AFTER`]); who registers memory or makes a queue pair looks for the handler at once, for all threads.
 
+use super::deferred::Keeper;
 use super::handler;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,13 +69,18 @@ fn blocks() -> bool {
     }
 }
 
-/// The signals come to the calling thread while this lives; one that somebody has sent and that waits comes now, too.
+/// Faults come to the calling thread while this lives. Signals that somebody has sent wait nevertheless, as far as the handler is in its place.
+// PRACTICE-FAULT-4
 pub(super) struct Open {
     before: libc::sigset_t,
+    // Dropped when the mask is what it was.
+    _keeper: Keeper,
 }
 
 impl Open {
     pub(super) fn new() -> Self {
+        // First: a signal that waits comes in the moment in which it is let in.
+        let keeper = Keeper::new();
         // SAFETY: signal sets are plain data, filled before use.
         unsafe {
             let (mut ours, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -83,7 +89,7 @@ impl Open {
                 libc::sigaddset(&raw mut ours, signal);
             }
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const ours, &raw mut before);
-            Self { before }
+            Self { before, _keeper: keeper }
         }
     }
 }

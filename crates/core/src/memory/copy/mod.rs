@@ -10,6 +10,7 @@
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 mod arch;
+mod deferred;
 mod handler;
 mod kernel;
 mod means;
@@ -130,6 +131,11 @@ pub fn install_handler() {
 /// Looks whether a fault of any thread would come to the handler, and has the calling one look whether it blocks the signals.
 pub(crate) fn look_again() {
     means::look_for_handler();
+}
+
+/// In a child of fork: stores alone.
+pub(crate) fn forget() {
+    deferred::forget();
 }
 
 fn check(result: u32) -> Result<(), Fault> {
@@ -285,7 +291,7 @@ mod tests {
         }
     }
 
-    fn wait_for(child: libc::pid_t) {
+    pub(super) fn wait_for(child: libc::pid_t) {
         let mut status = 0;
         // SAFETY: our child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);

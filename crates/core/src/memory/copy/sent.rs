@@ -1,11 +1,11 @@
 //! Tests of signals that somebody sends while a thread copies: they are no faults.
 
-use super::tests::{alone, in_a_child, shared_page};
+use super::tests::{alone, in_a_child, page, shared_page, wait_for};
 use super::*;
 use crate::memory::until::until;
 use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 /// How often a signal has come in the middle of a routine, and at all.
 static CAME: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
@@ -29,14 +29,7 @@ fn a_signal_that_is_sent_in_the_middle_of_a_copy_is_the_programs() {
     if alone("sent::a_signal_that_is_sent_in_the_middle_of_a_copy_is_the_programs") {
         return;
     }
-    // SAFETY: a filled structure.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        (action.sa_sigaction, action.sa_flags) = (counts as *const () as usize, libc::SA_SIGINFO);
-        for signal in handler::SIGNALS {
-            assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
-        }
-    }
+    take_over(counts);
     install_handler();
     let ends = Arc::new(AtomicBool::new(false));
     let seen = ends.clone();
@@ -96,5 +89,133 @@ fn a_signal_that_is_sent_in_the_middle_of_a_copy_ends_a_process_without_a_handle
         }
         assert!(copies, "it copies");
         assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == signal, "{status:#x}");
+    }
+}
+
+/// The last signal's cause, as si_code has it.
+static CAUSE: AtomicI32 = AtomicI32::new(i32::MAX);
+
+extern "C" fn notes_its_cause(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid one.
+    CAUSE.store(unsafe { (*info).si_code }, Ordering::SeqCst);
+    CAME[1].fetch_add(1, Ordering::SeqCst);
+}
+
+fn take_over(function: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void)) {
+    // SAFETY: a filled structure.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        (action.sa_sigaction, action.sa_flags) = (function as *const () as usize, libc::SA_SIGINFO);
+        for signal in handler::SIGNALS {
+            assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+        }
+    }
+}
+
+fn change_mask(how: libc::c_int) -> libc::sigset_t {
+    // SAFETY: a signal set is plain data, filled before use.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        for signal in handler::SIGNALS {
+            libc::sigaddset(&raw mut signals, signal);
+        }
+        libc::pthread_sigmask(how, &raw const signals, std::ptr::null_mut());
+        signals
+    }
+}
+
+fn is_pending(signal: libc::c_int) -> bool {
+    // SAFETY: a signal set is plain data, filled before it is read.
+    unsafe {
+        let mut pending: libc::sigset_t = std::mem::zeroed();
+        libc::sigpending(&raw mut pending);
+        libc::sigismember(&raw const pending, signal) == 1
+    }
+}
+
+/// Copies to a page, and to where none is: whether both went as they should.
+fn copies(page: usize) -> bool {
+    // SAFETY: the page is ours, and the second one is nobody's.
+    unsafe {
+        copy_to(page, &[1; 64]).is_ok()
+            && copy_to(page + 4096, &[1; 64]) == Err(Fault)
+            && fetch_add(page, 1).is_ok()
+    }
+}
+
+/// A page, with nothing behind it.
+fn lone_page() -> usize {
+    let page = page();
+    // SAFETY: the second page is ours and unused.
+    assert_eq!(unsafe { libc::munmap((page + 4096) as *mut _, 4096) }, 0);
+    page
+}
+
+// PRACTICE-FAULT-4
+#[test]
+fn a_signal_that_is_sent_to_a_thread_that_blocks_it_waits_while_the_thread_copies() {
+    if alone("sent::a_signal_that_is_sent_to_a_thread_that_blocks_it_waits_while_the_thread_copies") {
+        return;
+    }
+    take_over(notes_its_cause);
+    install_handler();
+    let page = lone_page();
+    let came = || CAME[1].load(Ordering::SeqCst);
+    let blocks = move || {
+        change_mask(libc::SIG_BLOCK);
+        for (round, signal) in handler::SIGNALS.into_iter().enumerate() {
+            // SAFETY: there is a handler.
+            unsafe { libc::pthread_kill(libc::pthread_self(), signal) };
+            assert!(copies(page) && copies(page));
+            assert_eq!(came(), round, "the thread blocks it");
+            assert!(is_pending(signal));
+            change_mask(libc::SIG_UNBLOCK);
+            assert_eq!(
+                (came(), CAUSE.load(Ordering::SeqCst)),
+                (round + 1, libc::SI_TKILL),
+                "once, as it was sent"
+            );
+            change_mask(libc::SIG_BLOCK);
+        }
+    };
+    std::thread::spawn(blocks).join().unwrap();
+}
+
+/// Such a signal is for any thread, for one that waits for it, too.
+// PRACTICE-FAULT-4
+#[test]
+fn a_signal_that_is_sent_to_a_process_and_blocked_by_all_threads_stays_the_processs() {
+    if alone("sent::a_signal_that_is_sent_to_a_process_and_blocked_by_all_threads_stays_the_processs") {
+        return;
+    }
+    take_over(notes_its_cause);
+    install_handler();
+    let page = lone_page();
+    let test = |in_first_thread: bool| {
+        let signals = change_mask(libc::SIG_BLOCK);
+        let sender = std::process::id();
+        // SAFETY: a plain number; there is a handler.
+        unsafe { libc::kill(sender as libc::pid_t, libc::SIGSEGV) };
+        let copied = match in_first_thread {
+            true => copies(page),
+            false => std::thread::spawn(move || copies(page)).join().is_ok_and(|copied| copied),
+        };
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: live locals.
+        let (taken, cause) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            (libc::sigtimedwait(&raw const signals, &raw mut info, &raw const now), info.si_code)
+        };
+        copied && CAME[1].load(Ordering::SeqCst) == 0 && (taken, cause) == (libc::SIGSEGV, libc::SI_USER)
+    };
+    for in_first_thread in [true, false] {
+        // The only other thread sleeps: no lock of the C library's is held that its fork does not free.
+        wait_for(in_a_child(|| {
+            if !test(in_first_thread) {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(1) };
+            }
+        }));
     }
 }
