@@ -292,6 +292,7 @@ impl dyn NeighbourLink + '_ {
                 drop(state);
                 let (this, process) = (self.this(), neighbour.process);
                 look(
+                    process,
                     move || of.find(process),
                     move |found| {
                         if let Some(this) = this.upgrade() {

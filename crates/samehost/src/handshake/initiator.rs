@@ -127,7 +127,7 @@ impl<S: Side> Initiator<S> {
         match answer.what {
             What::Accept => {
                 let (this, process) = (self.clone(), self.process);
-                look(move || answer.look(process), move |found| this.confirm(answer, found));
+                look(process, move || answer.look(process), move |found| this.confirm(answer, found));
             }
             // It decides with the other's offer.
             What::OfferCrossed => {}

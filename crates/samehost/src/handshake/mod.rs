@@ -95,7 +95,7 @@ enum Verdict<C> {
 }
 
 /// When a process began, in the unit of proc_pid_stat(5).
-fn began(process: libc::pid_t) -> Option<u64> {
+pub(crate) fn began(process: libc::pid_t) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name, which may hold anything, ends with the last bracket; field 22 follows as the twentieth.
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
@@ -349,7 +349,7 @@ impl<S: Side> Handshakes<S> {
                 let accept = move |found| {
                     side.hub().handshakes.accept(&side, &from, found);
                 };
-                look(move || offer.look(process), accept);
+                look(process, move || offer.look(process), accept);
                 None
             }
             None => {
