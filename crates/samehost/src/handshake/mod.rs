@@ -6,11 +6,14 @@
 //! receiver fetches it.
 //!
 //! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes by the network, and closes the socket, from which the
-//! other learns it. A process that has accepted waits for the other's answer, or for its end. So both always decide alike, and once for all of their
-//! connections, since each knows the other by the number that the kernel gives.
+//! other learns it. A process that has accepted waits for the other's answer, or for its end, or until the other has had ten seconds ([`unconfirmed`]); then it hangs
+//! up. So both always decide alike, and once for all of their connections, since each knows the other by the number that the kernel gives.
 
 mod initiator;
 mod message;
+#[cfg(test)]
+mod tests;
+mod unconfirmed;
 
 use crate::bell::Bell;
 use crate::channel::{Channel, Traffic};
@@ -31,6 +34,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, OnceLock};
+use unconfirmed::{TimePassed, UnconfirmedOffer};
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use message::try_bytes;
@@ -143,8 +147,8 @@ struct OpenOffer {
 enum OfferStage {
     /// A thread looks at the other's probe.
     Looking,
-    /// This process has accepted. `found`: what we have read in the probe.
-    Accepted { found: Option<u64> },
+    /// This process has accepted. `found`: what we have read in the probe. `is_late`: the other has had half of its time.
+    Accepted { found: Option<u64>, is_late: bool },
 }
 
 fn key(connection: &Arc<Connection>) -> usize {
@@ -363,10 +367,14 @@ impl<S: Side> Handshakes<S> {
     /// Accepts the offer that has come by this connection, unless that has hung up. `found`: what was read in the other's probe.
     fn accept(&self, side: &Arc<S>, from: &Arc<Connection>, found: Option<u64>) {
         match lock(&self.open).get_mut(&key(from)) {
-            Some(offer) if offer.stage == OfferStage::Looking => offer.stage = OfferStage::Accepted { found },
+            Some(offer) if offer.stage == OfferStage::Looking => {
+                offer.stage = OfferStage::Accepted { found, is_late: false };
+            }
             _ => return,
         }
-        if self.say(from, What::Accept, found, &[]).is_err() {
+        let is_bounded = UnconfirmedOffer::watch(side, from).is_ok();
+        if !is_bounded || self.say(from, What::Accept, found, &[]).is_err() {
+            from.hang_up();
             self.withdrawn(side, from);
         }
     }
@@ -374,8 +382,25 @@ impl<S: Side> Handshakes<S> {
     /// The offer that has come by this connection, and what was read in the other's probe, if it has been accepted.
     fn take_accepted(&self, from: &Arc<Connection>) -> Option<(OpenOffer, Option<u64>)> {
         let mut open = lock(&self.open);
-        let OfferStage::Accepted { found } = open.get(&key(from))?.stage else { return None };
+        let OfferStage::Accepted { found, .. } = open.get(&key(from))?.stage else { return None };
         Some((open.remove(&key(from))?, found))
+    }
+
+    /// A part of the time for the confirmation of an offer has passed. An offer whose time has passed is void.
+    fn time_passes(&self, connection: &Arc<Connection>) -> TimePassed {
+        let mut open = lock(&self.open);
+        match open.get_mut(&key(connection)) {
+            Some(OpenOffer { stage: OfferStage::Accepted { is_late: true, .. }, process, .. }) => {
+                let process = *process;
+                open.remove(&key(connection));
+                TimePassed::All { process }
+            }
+            Some(OpenOffer { stage: OfferStage::Accepted { is_late, .. }, .. }) => {
+                *is_late = true;
+                TimePassed::Half
+            }
+            Some(OpenOffer { stage: OfferStage::Looking, .. }) | None => TimePassed::Needless,
+        }
     }
 
     /// Whether an offer of this process is looked at, or waits for its confirmation.
