@@ -306,8 +306,8 @@ pub struct Along {
     /// Whether the sender was our user as it sent it: it may have been another one when it connected. Only told of connections that have come to us, and
     /// of those that [learn their senders](Connection::learn_senders).
     pub is_same_user: bool,
-    /// Whether the system has named a sender.
-    has_sender: bool,
+    /// The number of the process that has sent the message, if the system has named it; 0 if it has none here.
+    pub sender: Option<libc::pid_t>,
 }
 
 /// The owner of the process at the other end: most trusted first.
@@ -363,6 +363,18 @@ impl Connection {
             take_descriptors(connection.fd(), true);
         }
         Ok(connection)
+    }
+
+    /// This process's end of a pair of sockets for datagrams, whose other end other processes inherit. Each message tells who has sent it. None passes descriptors, where the
+    /// system can prevent that.
+    ///
+    /// # Errors
+    /// None, as long as the socket is open.
+    pub fn of_datagrams(socket: OwnedFd) -> io::Result<Self> {
+        let socket = Socket::of(socket.into_raw_fd(), SocketUse::Connected)?;
+        learn_senders(socket.fd);
+        take_descriptors(socket.fd, false);
+        Ok(Self::of(socket))
     }
 
     /// Both ends of a connection of this process to itself. Each tells who sends.

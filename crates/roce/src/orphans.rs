@@ -91,8 +91,6 @@ impl Record {
             return Err(io::Error::last_os_error());
         }
         let (here, there) = UnixDatagram::pair()?;
-        here.set_nonblocking(true)?;
-        watch::learn_senders(&here)?;
         // SAFETY: our descriptor, which children inherit from now on.
         if unsafe { libc::fcntl(there.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
             return Err(io::Error::last_os_error());
@@ -100,7 +98,7 @@ impl Record {
         let value = format!("{fd},{}", there.as_raw_fd());
         // It stays open in this process: children inherit it at any time.
         let _ = there.into_raw_fd();
-        Ok((value, Watch::new(Self::map(fd)?, here)))
+        Ok((value, Watch::new(Self::map(fd)?, here)?))
     }
 
     /// The environment variable that names it to a program.

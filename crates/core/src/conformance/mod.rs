@@ -22,6 +22,7 @@ mod completions;
 mod connections;
 mod datagrams;
 pub mod fixture;
+pub mod lingering;
 mod messages;
 mod one_sided;
 mod order;

@@ -37,7 +37,7 @@ pub(super) fn receive_message(
             }
             if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_CREDENTIALS {
                 let sender: libc::ucred = std::ptr::read_unaligned(libc::CMSG_DATA(message).cast());
-                along.has_sender = true;
+                along.sender = Some(sender.pid);
                 // Somebody without a number here, of a user without one, may be anybody.
                 along.is_same_user =
                     Some(sender.uid) == own_user() && (sender.pid > 0 || sender.uid != overflow());
@@ -69,7 +69,7 @@ pub(super) fn peek(fd: RawFd) -> io::Result<NextMessage> {
     let (count, flags, along) = receive_message(fd, &mut [0; 1], &mut [0; SENDER_CONTROL], libc::MSG_PEEK)?;
     Ok(if flags & libc::MSG_CTRUNC != 0 || !along.descriptors.is_empty() {
         NextMessage::WithDescriptors
-    } else if count > 0 || along.has_sender {
+    } else if count > 0 || along.sender.is_some() {
         NextMessage::Plain
     } else {
         NextMessage::None

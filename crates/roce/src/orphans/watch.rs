@@ -1,9 +1,10 @@
 //! The parent's look at the processes that write into the record.
 
 use super::{Page, disconnect};
-use adverb_core::{log, seqpacket};
+use adverb_core::log;
+use adverb_core::seqpacket::Connection;
 use std::io;
-use std::mem::{size_of, zeroed};
+use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::thread::JoinHandle;
@@ -14,13 +15,11 @@ const MOST_NAMES: usize = 16;
 const MOST_PROCESSES: usize = 4096;
 /// Announcements that are taken before the thread looks at the processes again.
 const MOST_ANNOUNCEMENTS_AT_ONCE: usize = 256;
-/// Bytes of control messages: who the sender is, and nothing else. Descriptors that come along find no room.
-const SENDER_CONTROL: usize = 32;
 
 /// The parent's end of a record. Nothing is watched before [`Watch::start`].
 pub struct Watch {
     page: &'static Page,
-    socket: UnixDatagram,
+    socket: Connection,
 }
 
 /// A thread that sends the disconnect requests of processes that end.
@@ -65,27 +64,9 @@ pub(super) fn announce(socket: &UnixDatagram, owner: u32) {
     };
 }
 
-/// Has the system say which process a datagram is from, in this process's numbers.
-pub(super) fn learn_senders(socket: &UnixDatagram) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: our descriptor, and a live local of the length that is given.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PASSCRED,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    // The thread must not wait for the close of what a process passes.
-    seqpacket::take_descriptors(socket.as_raw_fd(), false);
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
 impl Watch {
-    pub(super) fn new(page: &'static Page, socket: UnixDatagram) -> Self {
-        Self { page, socket }
+    pub(super) fn new(page: &'static Page, socket: UnixDatagram) -> io::Result<Self> {
+        Ok(Self { page, socket: Connection::of_datagrams(socket.into())? })
     }
 
     #[cfg(any(test, fuzzing))]
@@ -113,8 +94,9 @@ impl Watch {
 
     fn run(&self, stopped: &UnixDatagram) {
         let mut processes = Processes::default();
+        let mut socket = self.socket.fd();
         loop {
-            let others = [self.socket.as_raw_fd(), stopped.as_raw_fd()];
+            let others = [socket, stopped.as_raw_fd()];
             let watched = processes.all.iter().filter_map(|process| process.descriptor.as_ref());
             let mut polled: Vec<libc::pollfd> = others
                 .into_iter()
@@ -123,7 +105,11 @@ impl Watch {
                 .collect();
             // SAFETY: a live array of its length.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
-            processes.add_all(std::iter::from_fn(|| receive(&self.socket)));
+            if let Err(TooManyDescriptors) = processes.add_all(|| receive(&self.socket)) {
+                log!(Warn, "a process passes descriptors that do not close: no more processes are watched");
+                // poll(2) passes over it.
+                socket = -1;
+            }
             let gone = processes.take_gone();
             if !gone.is_empty() {
                 disconnect::say(&self.page.take(&gone));
@@ -136,10 +122,17 @@ impl Watch {
 
 impl Processes {
     /// Takes announcements, a bounded number of them: names, and who has sent them.
-    fn add_all(&mut self, announced: impl Iterator<Item = (u32, libc::pid_t)>) {
-        for (owner, pid) in announced.take(MOST_ANNOUNCEMENTS_AT_ONCE).filter(|(_, pid)| *pid > 0) {
-            self.add(owner, pid);
+    fn add_all(
+        &mut self,
+        mut announced: impl FnMut() -> Result<Option<Announcement>, TooManyDescriptors>,
+    ) -> Result<(), TooManyDescriptors> {
+        for _ in 0..MOST_ANNOUNCEMENTS_AT_ONCE {
+            let Some((owner, pid)) = announced()? else { break };
+            if pid > 0 {
+                self.add(owner, pid);
+            }
         }
+        Ok(())
     }
 
     /// A process has said that this is a name of it. What is beyond the bounds is left out: peers find out by themselves that such a process has ended.
@@ -204,38 +197,32 @@ fn open(pid: libc::pid_t) -> Option<OwnedFd> {
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The next announcement: the name of a process in the record, and its number. Never waits.
-fn receive(socket: &UnixDatagram) -> Option<(u32, libc::pid_t)> {
-    let mut bytes = [0; 4];
-    let mut control = [0u64; SENDER_CONTROL / size_of::<u64>()];
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: all zero is a valid header; it names live locals of the lengths given. What is read of the control message is inside it,
-    // as its header says.
-    unsafe {
-        let mut head: libc::msghdr = zeroed();
-        head.msg_iov = &raw mut part;
-        head.msg_iovlen = 1;
-        head.msg_control = control.as_mut_ptr().cast();
-        head.msg_controllen = size_of_val(&control);
-        if libc::recvmsg(socket.as_raw_fd(), &raw mut head, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC) != 4
-        {
-            return None;
+/// The name of a process in the record, and its number; 0 where it has none here.
+type Announcement = (u32, libc::pid_t);
+
+/// So many descriptors that came along do not close that nothing more is received.
+#[derive(Debug, PartialEq, Eq)]
+struct TooManyDescriptors;
+
+/// The next announcement, if there is one. Never waits: the closing thread closes descriptors that come along.
+fn receive(socket: &Connection) -> Result<Option<Announcement>, TooManyDescriptors> {
+    let mut bytes = [0; 5];
+    match socket.receive_with(&mut bytes) {
+        Ok((said, along)) => {
+            // A message of another length is no announcement, and there may be more behind it.
+            let owner = said.try_into().map_or(0, u32::from_ne_bytes);
+            Ok(Some((owner, along.sender.filter(|_| said.len() == 4).unwrap_or(0))))
         }
-        let message = libc::CMSG_FIRSTHDR(&raw const head);
-        if message.is_null()
-            || (*message).cmsg_type != libc::SCM_CREDENTIALS
-            || (*message).cmsg_len < libc::CMSG_LEN(size_of::<libc::ucred>() as u32) as usize
-        {
-            return None;
-        }
-        let sender: libc::ucred = std::ptr::read_unaligned(libc::CMSG_DATA(message).cast());
-        Some((u32::from_ne_bytes(bytes), sender.pid))
+        Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Err(TooManyDescriptors),
+        Err(_) => Ok(None),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use adverb_core::conformance::lingering::Lingering;
+    use adverb_core::seqpacket;
     use std::io::Read;
     use std::os::fd::RawFd;
     use std::process::{Child, Command, Stdio};
@@ -251,13 +238,19 @@ mod tests {
         child.wait().unwrap();
     }
 
+    fn watched() -> (Connection, UnixDatagram) {
+        let (here, there) = UnixDatagram::pair().unwrap();
+        (Connection::of_datagrams(here.into()).unwrap(), there)
+    }
+
     #[test]
     fn who_ends_is_noticed_whoever_started_it() {
-        let (here, there) = UnixDatagram::pair().unwrap();
-        learn_senders(&here).unwrap();
+        let (here, there) = watched();
+        there.send(b"longer than an announcement").unwrap();
         announce(&there, 77);
-        assert_eq!(receive(&here), Some((77, std::process::id() as libc::pid_t)));
-        assert_eq!(receive(&here), None);
+        assert_eq!(receive(&here), Ok(Some((0, 0))));
+        assert_eq!(receive(&here), Ok(Some((77, std::process::id() as libc::pid_t))));
+        assert_eq!(receive(&here), Ok(None));
         let (child, pid) = child();
         let process = Process { owners: vec![1], pid, descriptor: open(pid) };
         assert!(!process.is_gone());
@@ -289,19 +282,17 @@ mod tests {
     #[test]
     fn announcements_keep_the_thread_from_nothing() {
         let own = std::process::id() as libc::pid_t;
-        let mut announced = std::iter::repeat_n((1, own), 10 * MOST_ANNOUNCEMENTS_AT_ONCE);
-        Processes::default().add_all(&mut announced);
-        assert_eq!(announced.len(), 9 * MOST_ANNOUNCEMENTS_AT_ONCE);
+        let mut announced = 0;
+        let next = || {
+            announced += 1;
+            Ok(Some((1, own)))
+        };
+        assert_eq!(Processes::default().add_all(next), Ok(()));
+        assert_eq!(announced, MOST_ANNOUNCEMENTS_AT_ONCE);
     }
 
-    /// A process passes a descriptor with its announcement: the parent does not keep it.
-    #[test]
-    fn a_descriptor_that_comes_along_is_closed() {
-        let (here, there) = UnixDatagram::pair().unwrap();
-        learn_senders(&here).unwrap();
-        // As before Linux 6.16, where such a message cannot be refused.
-        seqpacket::take_descriptors(here.as_raw_fd(), true);
-        let (mut end, passed) = std::io::pipe().unwrap();
+    /// Announces a process, and passes a descriptor with that.
+    fn pass(by: &UnixDatagram, passed: OwnedFd) {
         let mut bytes = 77u32.to_ne_bytes();
         let mut control = [0u64; 3];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -315,12 +306,30 @@ mod tests {
             (*message).cmsg_type = libc::SCM_RIGHTS;
             (*message).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
             libc::CMSG_DATA(message).cast::<RawFd>().write_unaligned(passed.as_raw_fd());
-            libc::sendmsg(there.as_raw_fd(), &raw const head, 0)
+            libc::sendmsg(by.as_raw_fd(), &raw const head, 0)
         };
         assert_eq!(sent, 4);
-        drop(passed);
-        assert_eq!(receive(&here), Some((77, std::process::id() as libc::pid_t)));
+    }
+
+    /// A process passes descriptors with its announcements: the parent keeps none, and no thread waits for their close but the closing one.
+    #[test]
+    fn a_descriptor_that_comes_along_is_closed_by_a_thread_that_may_wait() {
+        let (here, there) = watched();
+        // As before Linux 6.16, where such a message cannot be refused.
+        seqpacket::take_descriptors(here.fd(), true);
+        let announced = Ok(Some((77, std::process::id() as libc::pid_t)));
+        let (mut end, passed) = std::io::pipe().unwrap();
+        pass(&there, passed.into());
+        assert_eq!(receive(&here), announced);
         // Nothing can come any more once nobody has the other end.
         assert_eq!(end.read(&mut [0; 1]).unwrap(), 0);
+        let (lingering, passed) = Lingering::new();
+        pass(&there, passed);
+        assert_eq!(receive(&here), announced);
+        lingering.wait();
+        announce(&there, 77);
+        assert_eq!(receive(&here), announced);
+        assert!(lingering.closes_now(), "the announcement came while a thread was in close(2)");
+        lingering.end();
     }
 }
