@@ -5,8 +5,9 @@ use crate::ring::{layout, record};
 use crate::setting::Format;
 
 /// A ring of one chunk that is read and written in every format. The first byte tells what else is in the file, the next 64 what it says of the process that has written
-/// it. Then there are records: kind, call, flags and the number of words in a byte each, and these words. What is written is bounded; it need not be well-formed, as `adverb trace` says then.
-pub fn ring(bytes: &[u8]) {
+/// it. Then there are records: kind, call, flags and the number of words in a byte each, and these words. All that is written is bounded. Each line is one of its
+/// format, whatever the program has put into the ring: `is_object` says whether a text is an object of JSON.
+pub fn ring(bytes: &[u8], is_object: impl Fn(&str) -> bool) {
     let Some((&how, rest)) = bytes.split_first() else { return };
     let (process, mut rest) = rest.split_at(rest.len().min(64));
     let head = layout::Head { chunks: 1 };
@@ -44,6 +45,16 @@ pub fn ring(bytes: &[u8]) {
         let mut all = 0;
         let Ok(()) = rings.write(format, |lines| -> Result<(), std::convert::Infallible> {
             all += lines.len();
+            let lines = std::str::from_utf8(lines).expect("UTF-8");
+            assert!(lines.is_empty() || lines.ends_with('\n'), "{lines:?}");
+            for line in lines.lines() {
+                assert!(!line.contains(char::is_control), "{line:?}");
+                let object = match format {
+                    Format::Chrome => line.strip_suffix(',').expect("a part of a list"),
+                    _ => line,
+                };
+                assert!(format == Format::Text || is_object(object), "{line}");
+            }
             Ok(())
         });
         // A record is a few lines, and the name of the process is in some of them.
@@ -57,10 +68,32 @@ mod tests {
     use super::*;
     use adverb_core::random;
 
+    fn is_object(text: &str) -> bool {
+        matches!(serde_json::from_str(text), Ok(serde_json::Value::Object(_)))
+    }
+
+    /// A call whose arguments and result are tokens of any kind.
+    fn call_with_tokens() -> Vec<u8> {
+        let tokens: Vec<u8> = (0..64)
+            .map(|_| match random::word() % 3 {
+                0 => 0,
+                _ => b"{}[]kiwsnugx\x01\n\""[random::word() as usize % 15],
+            })
+            .collect();
+        let of_arguments = random::word() % 65;
+        let (none, lengths) = (0, of_arguments | (64 - of_arguments) << 32);
+        let words = [1, 2, random::word() % 2, 0, 1, 0, none, 0, 0, none, lengths];
+        let head = [1, random::word() as u8, 0, words.len() as u8 + 8];
+        head.into_iter().chain(words.into_iter().flat_map(u64::to_ne_bytes)).chain(tokens).collect()
+    }
+
     #[test]
     fn garbage_in_a_ring_does_no_harm() {
         for _ in 0..20_000 {
             let mut bytes: Vec<u8> = (0..65).map(|_| random::word() as u8).collect();
+            if random::word().is_multiple_of(4) {
+                bytes.extend(call_with_tokens());
+            }
             for _ in 0..random::word() % 4 {
                 let words = random::word() % 12;
                 bytes.extend([
@@ -73,7 +106,7 @@ mod tests {
                 bytes
                     .extend((0..words).flat_map(|_| (random::word() >> (random::word() % 64)).to_ne_bytes()));
             }
-            ring(&bytes);
+            ring(&bytes, is_object);
         }
     }
 }

@@ -222,9 +222,22 @@ impl Writer {
         self.word(&words);
     }
 
-    /// Writes what tokens stand for. They end where they are wrong.
-    pub(crate) fn replay(&mut self, mut tokens: &[u8]) {
-        while let Some((token, rest)) = tokens.split_first() {
+    /// Writes what tokens stand for. They end where they are wrong: another process may have written them. What is written is whole nevertheless.
+    pub(crate) fn replay(&mut self, tokens: &[u8], whole: TokenContents) {
+        let mut open = Nesting { brackets: Vec::new(), wants_value: whole == TokenContents::Value, whole };
+        self.replay_while_right(tokens, &mut open);
+        if open.wants_value {
+            self.null();
+        }
+        while let Some(bracket) = open.brackets.pop() {
+            self.close(if bracket == b'{' { b'}' } else { b']' });
+        }
+    }
+
+    fn replay_while_right(&mut self, mut tokens: &[u8], open: &mut Nesting) {
+        while let Some((token, rest)) = tokens.split_first()
+            && open.take(*token)
+        {
             tokens = rest;
             match *token {
                 b'{' | b'[' => self.open(*token),
@@ -232,7 +245,9 @@ impl Writer {
                 ITEM => _ = self.item(),
                 NULL => self.null(),
                 UNSIGNED | SIGNED | HEX => {
-                    let Some((bytes, rest)) = tokens.split_first_chunk::<8>() else { return };
+                    let Some((bytes, rest)) = tokens.split_first_chunk::<8>() else {
+                        return self.null();
+                    };
                     tokens = rest;
                     let value = u64::from_ne_bytes(*bytes);
                     match *token {
@@ -241,29 +256,93 @@ impl Writer {
                         _ => self.hex(value),
                     }
                 }
-                KEY | WORD | STRING => {
-                    let Some((length, rest)) = tokens.split_first_chunk::<2>() else { return };
-                    let Some((bytes, rest)) = rest.split_at_checked(u16::from_ne_bytes(*length).into())
-                    else {
-                        return;
-                    };
+                WORD | STRING => {
+                    let Some((bytes, rest)) = split_off_bytes(tokens) else { return self.null() };
                     tokens = rest;
-                    let text = String::from_utf8_lossy(bytes);
-                    match *token {
-                        KEY => _ = self.key(&text),
-                        WORD => self.word(&text),
+                    match printable(bytes) {
+                        Some(word) if *token == WORD => self.word(word),
                         _ => self.string(bytes),
                     }
                 }
-                _ => return,
+                _ => {
+                    let key = split_off_bytes(tokens).and_then(|(name, rest)| Some((printable(name)?, rest)));
+                    let Some((name, rest)) = key else {
+                        open.wants_value = false;
+                        return;
+                    };
+                    tokens = rest;
+                    self.key(name);
+                }
             }
         }
     }
 }
 
+/// What tokens stand for as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TokenContents {
+    /// Parts with names: the arguments of a call.
+    Parts,
+    /// A value.
+    Value,
+}
+
+/// Structures and lists inside each other. Values of calls have fewer; readers of JSON take 128.
+const MOST_BRACKETS: usize = 32;
+
+/// Where the tokens are.
+struct Nesting {
+    /// Of structures and lists that have not ended.
+    brackets: Vec<u8>,
+    /// A value comes next.
+    wants_value: bool,
+    whole: TokenContents,
+}
+
+impl Nesting {
+    /// Whether a token may come here, as it does then.
+    fn take(&mut self, token: u8) -> bool {
+        let inside = self.brackets.last().copied();
+        let (is_right, wants_value) = match token {
+            b'{' | b'[' => (self.wants_value && self.brackets.len() < MOST_BRACKETS, false),
+            b'}' => (!self.wants_value && inside == Some(b'{'), false),
+            b']' => (!self.wants_value && inside == Some(b'['), false),
+            ITEM => (!self.wants_value && inside == Some(b'['), true),
+            KEY => {
+                let is_inside = inside.map_or(self.whole == TokenContents::Parts, |bracket| bracket == b'{');
+                (!self.wants_value && is_inside, true)
+            }
+            NULL | UNSIGNED | SIGNED | HEX | WORD | STRING => (self.wants_value, false),
+            _ => (false, false),
+        };
+        if is_right {
+            match token {
+                b'{' | b'[' => self.brackets.push(token),
+                b'}' | b']' => _ = self.brackets.pop(),
+                _ => {}
+            }
+            self.wants_value = wants_value;
+        }
+        is_right
+    }
+}
+
+/// The bytes of a token, and what follows them.
+fn split_off_bytes(tokens: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = tokens.split_first_chunk::<2>()?;
+    rest.split_at_checked(u16::from_ne_bytes(*length).into())
+}
+
+/// A text that is written without quotes: words of C, addresses, flags.
+fn printable(bytes: &[u8]) -> Option<&str> {
+    let is_printable = bytes.iter().all(|byte| matches!(byte, b' '..=b'~'));
+    std::str::from_utf8(bytes).ok().filter(|_| is_printable)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use adverb_core::random;
 
     /// Tokens must say the same.
     fn both(write: impl Fn(&mut Writer)) -> [String; 2] {
@@ -273,7 +352,7 @@ mod tests {
             let mut writer = Writer::new(style);
             write(&mut writer);
             let mut replayed = Writer::new(style);
-            replayed.replay(&tokens.bytes);
+            replayed.replay(&tokens.bytes, TokenContents::Value);
             assert_eq!(replayed.bytes, writer.bytes);
             String::from_utf8(writer.bytes).expect("ASCII")
         })
@@ -284,11 +363,68 @@ mod tests {
         let mut tokens = Writer::new(Style::Tokens);
         tokens.key("name").string(b"value");
         tokens.key("number").hex(17);
-        for length in 0..tokens.bytes.len() {
+        let written = |tokens: &[u8]| {
             let mut writer = Writer::new(Style::Text);
-            writer.replay(&tokens.bytes[..length]);
-            writer.replay(b"?k");
+            writer.replay(tokens, TokenContents::Parts);
+            String::from_utf8(writer.bytes).expect("ASCII")
+        };
+        assert_eq!(written(&tokens.bytes), "name=\"value\", number=0x11");
+        let of_name = 3 + 4;
+        for length in 0..tokens.bytes.len() {
+            let cut = written(&tokens.bytes[..length]);
+            assert!(length < of_name || cut.starts_with("name=\"value\"") || cut == "name=NULL", "{cut}");
         }
+        assert_eq!(written(b"?k"), "");
+    }
+
+    /// Tokens of any kind, most of which may stand where they stand.
+    fn random_tokens(whole: TokenContents) -> Vec<u8> {
+        const ALL: &[u8] = b"{}[]kiwsnugx?";
+        let mut nesting = Nesting { brackets: Vec::new(), wants_value: whole == TokenContents::Value, whole };
+        let mut tokens = Vec::new();
+        for _ in 0..random::word() % 256 {
+            let token = ALL[random::word() as usize % ALL.len()];
+            if !nesting.take(token) && !random::word().is_multiple_of(64) {
+                continue;
+            }
+            tokens.push(token);
+            match token {
+                KEY | WORD | STRING => {
+                    let length = random::word() % 4;
+                    tokens.extend_from_slice(&(length as u16).to_ne_bytes());
+                    let any = b"a\"\\\n\x1b\xff}b";
+                    let is_plain = token == KEY && !random::word().is_multiple_of(64);
+                    let letter = |_| if is_plain { b'a' } else { any[random::word() as usize % any.len()] };
+                    tokens.extend((0..length).map(letter));
+                }
+                UNSIGNED | SIGNED | HEX => tokens.extend(random::word().to_ne_bytes()),
+                _ => {}
+            }
+        }
+        tokens
+    }
+
+    /// A program can put any tokens into its ring.
+    #[test]
+    fn tokens_of_any_kind_and_order_are_written_as_a_whole() {
+        let mut longest = 0;
+        for whole in [TokenContents::Parts, TokenContents::Value].into_iter().cycle().take(20_000) {
+            let tokens = random_tokens(whole);
+            let [text, json] = [Style::Text, Style::Json].map(|style| {
+                let mut writer = Writer::new(style);
+                writer.replay(&tokens, whole);
+                String::from_utf8(writer.bytes).expect("ASCII")
+            });
+            let json = if whole == TokenContents::Parts { format!("{{{json}}}") } else { json };
+            let read = serde_json::from_str::<serde_json::Value>(&json);
+            assert!(read.is_ok(), "{json} {}", tokens.escape_ascii());
+            assert!(!text.contains(char::is_control), "{text}");
+            longest = longest.max(json.len());
+        }
+        assert!(longest > 200, "{longest}");
+        let mut writer = Writer::new(Style::Json);
+        writer.replay(&b"[i".repeat(1000), TokenContents::Value);
+        assert!(serde_json::from_slice::<serde_json::Value>(&writer.bytes).is_ok());
     }
 
     #[test]

@@ -114,11 +114,14 @@ pub(crate) fn parse_process(entry: &[u8]) -> Option<Process> {
     let text = |at: usize, length: usize| {
         entry.get(at..at + length).map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     };
+    let boot = text(32, (lengths >> 16 & 0xff) as usize)?;
+    // It stands in a line of text without quotes.
+    let is_word = !boot.is_empty() && boot.bytes().all(|byte| byte.is_ascii_graphic());
     Some(Process {
         pid: word(entry, 0) as u32,
         command: text(COMMAND, (lengths & 0xffff) as usize)?,
         since: word(entry, 8),
         wall: word(entry, 16),
-        boot: text(32, (lengths >> 16 & 0xff) as usize)?,
+        boot: if is_word { boot } else { "unknown".to_owned() },
     })
 }

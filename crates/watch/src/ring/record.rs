@@ -6,7 +6,7 @@ use crate::calls::{CALLS, Call, Returns, Work};
 use crate::decode;
 use crate::format::TransportEvent;
 use crate::requests::Queue;
-use crate::writer::{Style, Writer};
+use crate::writer::{Style, TokenContents, Writer};
 use adverb_core::watch::{Answers, Flow, Packet, RequestStart, Stream};
 use adverb_core::wire::{Direction, Kind as PacketKind};
 use adverb_libibverbs::abi::*;
@@ -185,7 +185,7 @@ impl<'a> CallRecord<'a> {
             writer.pointer(self.answer.value);
             return is_followed.then_some(writer.bytes);
         }
-        writer.replay(self.result);
+        writer.replay(self.result, TokenContents::Value);
         Some(writer.bytes)
     }
 
@@ -198,7 +198,7 @@ impl<'a> CallRecord<'a> {
         let mut queue = ibv_cq::zeroed();
         let words = match &self.arguments {
             CallContents::Tokens(tokens) => {
-                writer.replay(tokens);
+                writer.replay(tokens, TokenContents::Parts);
                 return writer.bytes;
             }
             CallContents::Sends { queue, requests, bad, .. } => {
