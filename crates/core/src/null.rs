@@ -15,6 +15,7 @@ use crate::cm::{ConnectionBackend, ConnectionEvent, ConnectionSink};
 use crate::description::Description;
 use crate::error::Result;
 use crate::qp::{Attributes, QueuePairOptions, Queues, SendCursor, SendWork, Service, State, Transition};
+use crate::reactor::{Readiness, Source};
 use crate::request::Opcode;
 use crate::transport::{Endpoint, Transport, TransportFactory};
 use connections::Switchboard;
@@ -162,6 +163,8 @@ enum Execution {
     Well,
     /// The queue pair stops, and with a peer that is named, that one, too.
     Broken(Option<Arc<NullEndpoint>>),
+    /// It is to be executed again later, and the next one behind it.
+    Later,
     /// The peer alone stops.
     Delivered(Arc<NullEndpoint>),
 }
@@ -215,6 +218,9 @@ impl NullEndpoint {
 
     /// Executes one request.
     fn execute(&self, cursor: &mut SendCursor, work: &SendWork) -> Execution {
+        if work.opcode.is_local() {
+            return execute::execute_locally(self, work);
+        }
         let Some(fabric) = &self.fabric else {
             let peer = self.link().and_then(|link| link.peer(self));
             return execute::execute(self, peer, work);
@@ -252,8 +258,12 @@ impl Endpoint for NullEndpoint {
                 && self.may_send()
                 && let Some(work) = self.queues.send.peek(&mut cursor)
             {
+                let before = *cursor;
                 cursor.advance();
                 executed = self.execute(&mut cursor, &work);
+                if matches!(executed, Execution::Later) {
+                    *cursor = before;
+                }
             }
             let at = *cursor;
             drop(cursor);
@@ -266,6 +276,7 @@ impl Endpoint for NullEndpoint {
                     }
                     return;
                 }
+                Execution::Later => return,
                 Execution::Delivered(peer) => peer.end(),
             }
             // Whoever posted while the lock was held has left it to us.
@@ -321,6 +332,16 @@ impl Endpoint for NullEndpoint {
 
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
         self
+    }
+}
+
+impl Source for NullEndpoint {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        // The thread that has left a request for later does not look again: it may still have the lock.
+        drop(lock(&self.transmit));
+        self.transmit();
     }
 }
 

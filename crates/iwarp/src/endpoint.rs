@@ -120,7 +120,7 @@ pub(crate) struct Endpoint {
     pub(crate) may_send: AtomicBool,
     /// Whether the peer has sent a frame.
     heard: AtomicBool,
-    /// Whether requests wait for room in the socket.
+    /// Whether requests wait for room in the socket, or for uses of the bytes of a key.
     pub(crate) is_full: AtomicBool,
     /// This process's connections within the host.
     pub(crate) host: Arc<LocalHost>,
@@ -476,6 +476,11 @@ impl Endpoint {
     #[cold]
     fn catch_up(&self) {
         let _ = self.queues.engine.reactor.set_timer(Duration::ZERO, self.catches_up.clone());
+    }
+
+    /// Has the background thread send and receive, when it calls this.
+    pub(crate) fn catches_up(&self) -> Arc<dyn Source> {
+        self.catches_up.clone()
     }
 
     #[inline]

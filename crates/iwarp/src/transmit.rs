@@ -261,7 +261,9 @@ impl Tx {
                     give_burst(burst);
                     return match failure {
                         Some(cause) => Err(cause),
-                        None if self.closing && !self.copies => Err(Cause::Here),
+                        None if self.closing && !self.copies && !endpoint.queues.waits_for_uses() => {
+                            Err(Cause::Here)
+                        }
                         None => Ok(()),
                     };
                 }

@@ -10,6 +10,8 @@ mod receiving;
 mod sending;
 mod verbs;
 
+pub(crate) use sending::TryAgain;
+
 use crate::datagram::DatagramLink;
 use crate::gid::Gids;
 use crate::lane::Lane;

@@ -562,26 +562,27 @@ fn short(_: &Neighbour) -> Patience {
 }
 
 impl SharedTable {
-    /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
-    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
-        let Some(sharing) = self.sharing.upgrade() else { return true };
+    /// The processes that have been told of the table. What they announce is visible: that they use what has just been withdrawn, or see that it has been.
+    fn told(&self) -> Vec<Arc<dyn NeighbourLink>> {
+        let Some(sharing) = self.sharing.upgrade() else { return Vec::new() };
         let mut told = sharing.neighbours();
         told.retain(|with| with.neighbour().has_been_told());
         barrier(told.iter().map(|with| with.neighbour().hazard_view()));
+        told
+    }
+
+    /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
+    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
         let mut ended = true;
-        for with in &told {
+        for with in &self.told() {
             let neighbour = with.neighbour();
             let mut until = None;
-            while neighbour.hazard_view().is_announced(which, index as usize) && !neighbour.has_ended() {
+            while is_in_use(neighbour, which, index) {
                 let Patience { length, is_last } = patience(neighbour);
                 let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {
                     if is_last {
-                        let process = neighbour.process();
-                        log!(Warn, "process {process} does not end an operation in memory of this one");
-                        if neighbour.delay() == MOST_DELAYS {
-                            with.break_off();
-                        }
+                        blame(&**with);
                     }
                     ended = false;
                     break;
@@ -591,6 +592,25 @@ impl SharedTable {
         }
         ended
     }
+}
+
+/// Whether a process announces that it uses this entry.
+fn is_in_use(neighbour: &Neighbour, which: Kind, index: u32) -> bool {
+    neighbour.hazard_view().is_announced(which, index as usize) && !neighbour.has_ended()
+}
+
+/// A process has been waited for in vain.
+fn blame(with: &dyn NeighbourLink) {
+    let neighbour = with.neighbour();
+    log!(Warn, "process {} does not end an operation in memory of this one", neighbour.process());
+    if neighbour.delay() == MOST_DELAYS {
+        with.break_off();
+    }
+}
+
+/// Whether a user that has been waited for so long may still have time, where each user is one that so many waits before were in vain for.
+fn have_time(waited: Duration, mut delays: impl Iterator<Item = u32>) -> bool {
+    delays.any(|delays| waited < withdrawal_timeout(delays))
 }
 
 impl Publisher for SharedTable {
@@ -622,6 +642,18 @@ impl Publisher for SharedTable {
         self.wait(Kind::Key, number, long)
     }
 
+    fn is_used(&self, number: u32, waited: Duration) -> bool {
+        let told = self.told();
+        let is_user = |with: &&Arc<dyn NeighbourLink>| is_in_use(with.neighbour(), Kind::Key, number);
+        let users: Vec<_> = told.iter().filter(is_user).collect();
+        if have_time(waited, users.iter().map(|with| with.neighbour().delays())) {
+            return true;
+        }
+        // All at the end, so that each is blamed once.
+        users.iter().for_each(|with| blame(&***with));
+        false
+    }
+
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(Kind::Key, number, short)
     }
@@ -636,5 +668,19 @@ mod tests {
         let waits: Vec<Duration> = (0..MOST_DELAYS).map(withdrawal_timeout).collect();
         assert!(waits.is_sorted_by(|one, next| *next == *one / 2), "{waits:?}");
         assert!(waits.iter().sum::<Duration>() < 2 * WITHDRAWAL_TIMEOUT);
+    }
+
+    #[test]
+    fn who_asks_time_and_again_gives_each_user_the_same_time() {
+        let [none, one, both] = [&[][..], &[1], &[1, 0]];
+        let have_time = |waited, delays: &[u32]| have_time(waited, delays.iter().copied());
+        for (waited, expected) in [
+            (Duration::ZERO, [false, true, true]),
+            (WITHDRAWAL_TIMEOUT / 4, [false, true, true]),
+            (WITHDRAWAL_TIMEOUT / 2, [false, false, true]),
+            (WITHDRAWAL_TIMEOUT, [false, false, false]),
+        ] {
+            assert_eq!([none, one, both].map(|delays| have_time(waited, delays)), expected, "{waited:?}");
+        }
     }
 }

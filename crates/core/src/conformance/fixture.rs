@@ -201,6 +201,8 @@ pub struct Home {
     pub domain: Arc<ProtectionDomain>,
     /// The shared receive queue of its queue pairs, if they have one.
     pub srq: Option<Arc<SharedReceiveQueue>>,
+    /// Where all their receives complete. None: each has a queue of its own.
+    pub receives: Option<Arc<CompletionQueue>>,
 }
 
 impl Home {
@@ -208,7 +210,7 @@ impl Home {
     pub fn new(site: &Site) -> Self {
         let context = site.open();
         let domain = ProtectionDomain::new(&context).unwrap();
-        Self { context, domain, srq: None }
+        Self { context, domain, srq: None, receives: None }
     }
 
     /// A context and a domain of their own, with a shared receive queue of `max_wr` receives.
@@ -271,7 +273,7 @@ impl Side {
         id: Arc<Identifier>,
         channel: Arc<EventChannel>,
     ) -> Self {
-        let Home { context, domain, srq } = home.clone();
+        let Home { context, domain, srq, receives } = home.clone();
         let queue = |entries| {
             let channel = CompletionChannel::new(&context).unwrap();
             CompletionQueue::new(&context, entries, Some(channel)).unwrap()
@@ -280,7 +282,7 @@ impl Side {
             let one = queue(shape.sends + shape.receive_completions);
             (one.clone(), one)
         } else {
-            (queue(shape.sends), queue(shape.receive_completions))
+            (queue(shape.sends), receives.unwrap_or_else(|| queue(shape.receive_completions)))
         };
         let queue_pair = QueuePair::new(
             &domain,

@@ -1,6 +1,7 @@
 //! Memory windows, and regions that change.
 
-use super::fixture::{Home, Memory, Pair, Shape, Side, Site, signalled};
+use super::fixture::{Home, Memory, Pair, Shape, Side, Site, TEST_TIMEOUT, signalled};
+use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::memory::{Access, WindowType};
 use crate::region::{MemoryWindow, ProtectionDomain, Reregistration};
 use crate::request::{CompletionFlags, CompletionOpcode, Opcode, SendRequest, Status};
@@ -245,6 +246,134 @@ pub fn windows_that_cannot_be_bound(site: &Site) {
         };
         assert_eq!(status, expected, "{case}");
         pair.ended();
+    }
+}
+
+/// A request about the key of bytes that a thread is using.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum KeyRequest {
+    /// A window is bound anew, of whose former bytes that is so.
+    Bind,
+    /// The key of a region is invalidated.
+    Invalidate,
+}
+
+/// A queue pair with such a request: it is posted in [`Busy::during`].
+struct Busy {
+    pair: Pair,
+    memory: Memory,
+    window: Arc<MemoryWindow>,
+    what: KeyRequest,
+}
+
+impl Busy {
+    fn new(site: &Site, home: &Home, what: KeyRequest) -> Self {
+        let pair = Pair::to_home(site, Shape::default(), home);
+        let memory = closed(&home.domain);
+        let window = MemoryWindow::new(&home.domain, WindowType::One).unwrap();
+        let key = next(window.key());
+        assert_eq!(bind(&pair.server, key, &memory, (0, 8), Access::REMOTE_READ), Status::Success);
+        Self { pair, memory, window, what }
+    }
+
+    /// Posts the request while another thread uses the bytes, and calls `act`. That thread goes on when `act` lets it, or returns.
+    fn during<T>(&self, act: impl FnOnce(&dyn Fn()) -> T) -> T {
+        let Self { pair: Pair { server, .. }, memory, window, what } = self;
+        let keys = &server.context.engine().keys;
+        let (queue_pair, domain) = (server.queue_pair.number(), server.domain.number());
+        let (address, key) = (memory.address(0), next(window.key()));
+        let span = match what {
+            KeyRequest::Bind => keys.open_for_peer(key, address, 8, Access::REMOTE_READ, domain, queue_pair),
+            KeyRequest::Invalidate => {
+                keys.open_span(memory.region.key(), address, 8, Access::LOCAL_WRITE, domain)
+            }
+        };
+        let span = span.expect("the key opens the bytes");
+        let (sender, end) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            // Where the post waits for that thread, the test fails, and ends.
+            scope.spawn(move || {
+                let _ = end.recv_timeout(TEST_TIMEOUT);
+                drop(span);
+            });
+            server.queue_pair.post_send(&self.request()).unwrap();
+            let done = act(&|| sender.send(()).expect("the thread waits for that"));
+            drop(sender);
+            done
+        })
+    }
+
+    fn request(&self) -> SendRequest<'static> {
+        let Self { memory, window, what, .. } = self;
+        let region = memory.region.key();
+        match what {
+            KeyRequest::Bind => SendRequest {
+                wr_id: 8,
+                opcode: Opcode::BindWindow,
+                rkey: next(next(window.key())),
+                immediate: region,
+                compare_add: 8,
+                swap: Access::REMOTE_READ.bits().into(),
+                ..signalled(&[], (memory.address(8), 0))
+            },
+            KeyRequest::Invalidate => SendRequest {
+                wr_id: 8,
+                opcode: Opcode::LocalInvalidate,
+                immediate: region,
+                ..signalled(&[], (0, 0))
+            },
+        }
+    }
+
+    /// How the request ends if that takes too long.
+    fn failure(&self) -> Status {
+        if self.what == KeyRequest::Bind { Status::WindowBind } else { Status::LocalQpOperation }
+    }
+}
+
+/// A request about keys is complete when nobody uses the bytes of before any more. Until then it stops no other queue pair, not even one whose receives
+/// complete in the same queue, and it fails in the end.
+pub fn requests_about_keys_wait_for_uses_and_stop_nobody_else(site: &Site) {
+    const ROUNDS: u32 = 10;
+    if !site.can(&[Opcode::BindWindow, Opcode::LocalInvalidate]) {
+        return;
+    }
+    for what in [KeyRequest::Bind, KeyRequest::Invalidate] {
+        let home = Home::new(site);
+        let channel = CompletionChannel::new(&home.context).unwrap();
+        let receives = CompletionQueue::new(&home.context, 64, Some(channel)).unwrap();
+        let home = Home { receives: Some(receives), ..home };
+        let other = Pair::to_home(site, Shape::default(), &home);
+        let memories = [&other.server, &other.client].map(|side| Memory::open(&side.domain, 8));
+        let exchange = || {
+            other.client.post_receive(1, &[memories[1].all()]);
+            other.server.post(2, Opcode::Send, &[memories[0].all()], (0, 0));
+            other.client.received_well(1);
+            other.server.sent_well(2);
+        };
+        // A machine that is slow enough brings a round the end of the request's time.
+        let is_well = (0..ROUNDS).any(|_| {
+            let busy = Busy::new(site, &home, what);
+            let (is_early, status) = busy.during(|go_on| {
+                exchange();
+                let mut is_early = false;
+                busy.pair.server.sends.poll(1, |_| is_early = true).unwrap();
+                go_on();
+                (is_early, if is_early { busy.failure() } else { busy.pair.server.sent().status })
+            });
+            assert!(status == Status::Success || status == busy.failure(), "{what:?}: {status}");
+            !is_early && status == Status::Success
+        });
+        assert!(is_well, "{what:?}: another queue pair waits, or the request fails");
+        // One that lasts.
+        let busy = Busy::new(site, &home, what);
+        let status = busy.during(|_| busy.pair.server.sent().status);
+        assert_eq!(status, busy.failure(), "{what:?}");
+        exchange();
+        // A queue pair that goes meanwhile.
+        let busy = Busy::new(site, &home, what);
+        busy.during(|_| busy.pair.server.queue_pair.destroy());
+        exchange();
     }
 }
 

@@ -18,7 +18,7 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Cell, Mutex, Or
 use bitflags::bitflags;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::Duration;
 
 use super::window::Windows;
 
@@ -251,16 +251,12 @@ impl Keys {
         }
     }
 
-    /// Waits as [`Keys::wait_for_users`] does, until then. False if a user has not finished.
-    pub(super) fn wait_for_users_until(&self, slot: &Slot, until: Instant) -> bool {
-        while slot.is_used() {
+    /// Whether a thread is using a slot. What is lent of it is taken back first. Does not wait.
+    pub(super) fn is_used_still(&self, slot: &Slot) -> bool {
+        if slot.is_used() {
             self.recall(slot);
-            if Instant::now() >= until {
-                return !slot.is_used();
-            }
-            yield_now();
         }
-        true
+        slot.is_used()
     }
 
     /// Makes a slot valid under `key`.
@@ -475,20 +471,23 @@ impl Keys {
         self.slot(key).is_some_and(Slot::is_used)
     }
 
-    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`, whose thread has no bytes of it in use. When it
-    /// returns, no thread uses them any more.
+    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`. No use of its bytes begins from now on; [`Keys::has_uses_left`] says
+    /// when those of before have ended.
     pub fn invalidate_locally(
         &self,
         key: u32,
         domain: u32,
         queue_pair: u32,
     ) -> std::result::Result<(), AccessError> {
-        self.check_then_invalidate(key, domain, queue_pair, |_| true)?;
-        // The program may use the bytes for something else now.
-        if let Some(slot) = self.slot(key) {
-            self.end_uses(slot, key);
-        }
-        Ok(())
+        self.check_then_invalidate(key, domain, queue_pair, |_| true)
+    }
+
+    /// Whether a thread of this process, or another process, still uses bytes of a key that has been invalidated. Does not wait. `waited`: for how long
+    /// the caller has waited for them; another process has no more time than the end of a registration gives it.
+    pub fn has_uses_left(&self, key: u32, waited: Duration) -> bool {
+        let Some(slot) = self.slot(key) else { return false };
+        // The thread that has given the slot another key, or made this one valid again, has waited.
+        slot.key() == key && !slot.is_valid(key) && self.are_uses_left(slot, key, waited)
     }
 
     fn check_then_invalidate(
@@ -867,5 +866,26 @@ mod tests {
         assert_eq!(keys.invalidate_for_peer(remote, 7, 1, true), Ok(()));
         assert_eq!(keys.invalidate_for_peer(remote, 7, 1, true), Err(AccessError::Key));
         assert_eq!(keys.invalidate_locally(local, 7, 1), Ok(()));
+    }
+
+    #[test]
+    fn uses_of_an_invalidated_key_are_seen_until_they_end() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        let key = keys.insert(entry(&mut memory, Access::LOCAL_WRITE)).unwrap();
+        let open = || keys.open_span(key, 0x1000, 8, Access::empty(), 7).ok();
+        let span = open();
+        assert!(span.is_some());
+        assert_eq!(keys.invalidate_locally(key, 7, 1), Ok(()));
+        assert!(open().is_none());
+        assert!(keys.has_uses_left(key, Duration::ZERO) && keys.has_uses_left(key, Duration::MAX));
+        drop(span);
+        assert!(!keys.has_uses_left(key, Duration::ZERO));
+        // Uses of what has the key now are no business of the request.
+        // SAFETY: nobody else has the key.
+        unsafe { keys.replace(key, entry(&mut memory, Access::LOCAL_WRITE)) };
+        let span = open();
+        assert!(span.is_some() && !keys.has_uses_left(key, Duration::ZERO));
+        drop(span);
     }
 }

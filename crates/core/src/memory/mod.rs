@@ -36,4 +36,5 @@ pub use reader::Reader;
 pub use source::{Claim, CopyError, Missing, NoClaim, Piece, SharedBytes, Source};
 pub use storage::{Allocation, Allocator, RingAllocator, RingKind};
 pub(crate) use storage::{RingRelease, Storage};
+pub(crate) use window::BindOutcome;
 pub use window::{Bind, WindowType};

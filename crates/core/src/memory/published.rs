@@ -11,6 +11,7 @@ use super::process;
 use super::ways;
 use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Shows other processes which bytes keys open. Thread-safe. Only a thread that takes in a packet calls it with a lock of the transport's held.
 pub trait Publisher: Send + Sync {
@@ -20,6 +21,9 @@ pub trait Publisher: Send + Sync {
     fn retract(&self, number: u32);
     /// Waits until the processes that have looked before do not use it any more. Bounded: false if one of them still does.
     fn wait(&self, number: u32) -> bool;
+    /// Whether another process uses the key still, for which that has been waited for so long. Does not wait. Processes that have had the time that [`Publisher::wait`]
+    /// gives them do not count any more, and are blamed.
+    fn is_used(&self, number: u32, waited: Duration) -> bool;
     /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until no process uses the key any more. No process is blamed if that takes longer.
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(number)
@@ -257,6 +261,24 @@ impl Keys {
     }
 }
 
+impl Keys {
+    /// Whether anybody uses an invalid key still, in this process or another: as [`Keys::end_uses`], but nobody is waited for. `waited`: for how long the caller
+    /// has been asking.
+    pub(super) fn are_uses_left(&self, slot: &Slot, key: u32, waited: Duration) -> bool {
+        if self.is_used_still(slot) || self.has_readers(slot) {
+            return true;
+        }
+        if slot.publication.is_shown()
+            && let Some(publisher) = self.publisher.get()
+        {
+            let number = self.number(key);
+            publisher.retract(number);
+            return publisher.is_used(number, waited);
+        }
+        false
+    }
+}
+
 impl Slot {
     #[cold]
     fn ask(&self) -> bool {
@@ -285,6 +307,10 @@ mod tests {
         fn wait(&self, number: u32) -> bool {
             self.0.lock().unwrap().push(format!("{number} waited for"));
             true
+        }
+        fn is_used(&self, number: u32, waited: Duration) -> bool {
+            self.0.lock().unwrap().push(format!("{number} looked for"));
+            waited.is_zero()
         }
         fn wait_a_moment(&self, number: u32) -> bool {
             self.0.lock().unwrap().push(format!("{number} waited for a moment"));
@@ -368,12 +394,25 @@ mod tests {
         keys.remove(key);
         assert!(said().is_empty(), "what was not shown need not be taken back");
 
+        // A request does not wait, and looks again.
+        let key = keys.insert(entry).unwrap();
+        assert!(keys.publish(key, None, here));
+        said();
+        assert_eq!(keys.invalidate_locally(key, 1, 9), Ok(()));
+        assert_eq!(said(), ["2 retracted"]);
+        assert!(keys.has_uses_left(key, Duration::ZERO));
+        assert_eq!(said(), ["2 retracted", "2 looked for"]);
+        assert!(!keys.has_uses_left(key, Duration::from_secs(1)));
+        assert_eq!(said(), ["2 retracted", "2 looked for"]);
+        keys.remove(key);
+        said();
+
         let key = keys.insert(entry).unwrap();
         assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         said();
         // SAFETY: nobody uses the key.
         unsafe { keys.replace(key, entry) };
-        assert_eq!(said(), ["2 retracted", "2 retracted", "2 waited for"]);
+        assert_eq!(said(), ["3 retracted", "3 retracted", "3 waited for"]);
         assert!(keys.asks(key), "what is there now has not been asked for");
         for _ in 0..MOST_TRIES {
             keys.may_ask_again(key);

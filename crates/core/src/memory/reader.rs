@@ -183,28 +183,41 @@ impl Keys {
 
     /// Waits until no reader uses a slot that has become invalid and has no users. A reader that announces it later finds it invalid.
     pub(super) fn wait_for_readers(&self, slot: &Slot) {
+        let list = self.readers_of(slot);
+        while is_announced(&list, slot) {
+            yield_now();
+        }
+    }
+
+    /// Whether a reader uses such a slot. Does not wait.
+    pub(super) fn has_readers(&self, slot: &Slot) -> bool {
+        is_announced(&self.readers_of(slot), slot)
+    }
+
+    /// The readers that may use a slot which has become invalid and has no users: what they announce is visible.
+    fn readers_of(&self, slot: &Slot) -> Vec<Arc<AtomicUsize>> {
         // No reader remembers it from now on. So no thread has to pass a barrier for most registered memory.
         if !slot.is_remembered.load(Ordering::Relaxed) {
-            return;
+            return Vec::new();
         }
         let readers = &self.readers;
-        let Some(barrier) = readers.barrier.get() else { return };
+        let Some(barrier) = readers.barrier.get() else { return Vec::new() };
         // A reader that is not in the list yet finds the key invalid.
         let list = readers.list.lock().unwrap_or_else(|e| e.into_inner()).clone();
-        if list.is_empty() {
-            return;
-        }
-        if !barrier() {
+        if !list.is_empty() && !barrier() {
             readers.is_over.store(true, Ordering::SeqCst);
             // Once in a process's life. An announcement that was under way is visible long before this is over.
             #[cfg(not(loom))]
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // Acquire: what it was announced for has been done.
-        while list.iter().any(|announced| announced.load(Ordering::Acquire) == name(slot)) {
-            yield_now();
-        }
+        list
     }
+}
+
+/// Whether a reader announces a slot.
+fn is_announced(list: &[Arc<AtomicUsize>], slot: &Slot) -> bool {
+    // Acquire: what it was announced for has been done.
+    list.iter().any(|announced| announced.load(Ordering::Acquire) == name(slot))
 }
 
 #[cfg(all(test, not(loom)))]

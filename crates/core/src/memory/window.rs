@@ -3,14 +3,10 @@
 //! The binding of a window stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
 //! [`Windows`], one at a time.
 
-use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind, Slot};
+use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
 use crate::error::Result;
 use crate::sync::MutexGuard;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
-
-/// How long a bind waits for uses of the window's former bytes. They last for microseconds, unless a thread copies to or from a page that a peer withholds.
-const OLD_USE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Kinds of memory window (`enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +30,15 @@ pub struct Bind {
     pub length: u64,
     /// The peer's rights.
     pub access: Access,
+}
+
+/// How a request to bind a window ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BindOutcome {
+    /// The window opens the bytes.
+    Bound,
+    /// The window's former bytes are still in use. It opens nothing now, and the bind is to be tried again without these uses.
+    InUse,
 }
 
 /// Every window of an engine.
@@ -78,42 +83,14 @@ impl Keys {
         Ok(key)
     }
 
-    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. The window opens nothing new while the bytes of before are
-    /// in use: a bind that has waited for them for [`OLD_USE_TIMEOUT`] fails, and the window opens nothing then.
+    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. Waits for nobody, not even while the window's former bytes are
+    /// in use.
     pub(crate) fn bind(
         &self,
         domain: u32,
         queue_pair: u32,
         bind: &Bind,
-    ) -> std::result::Result<(), &'static str> {
-        self.bind_within(domain, queue_pair, bind, OLD_USE_TIMEOUT)
-    }
-
-    fn bind_within(
-        &self,
-        domain: u32,
-        queue_pair: u32,
-        bind: &Bind,
-        limit: Duration,
-    ) -> std::result::Result<(), &'static str> {
-        let mut until = None;
-        while let Some(used) = self.try_to_bind(domain, queue_pair, bind)? {
-            // Without the lock: other windows are bound meanwhile, and this one may be, or may go.
-            let until = *until.get_or_insert_with(|| Instant::now() + limit);
-            if !self.wait_for_users_until(used, until) {
-                return Err("bytes that the window opened before are still in use");
-            }
-        }
-        Ok(())
-    }
-
-    /// Binds a window, or says why not. Some if its former bytes are still in use: no new use can begin, and the bind is to be tried again without these uses.
-    fn try_to_bind(
-        &self,
-        domain: u32,
-        queue_pair: u32,
-        bind: &Bind,
-    ) -> std::result::Result<Option<&Slot>, &'static str> {
+    ) -> std::result::Result<BindOutcome, &'static str> {
         let index = bind.key >> 8;
         let mut windows = self.lock_windows();
         let Some(window) = windows.all.get(&index) else { return Err("there is no such window") };
@@ -135,9 +112,10 @@ impl Keys {
         let Some(slot) = self.slot(old) else { return Err("there is no such window") };
         self.invalidate(old);
         windows.release(index);
-        let Some(entry) = entry else { return Ok(None) };
-        if slot.is_used() {
-            return Ok(Some(slot));
+        let Some(entry) = entry else { return Ok(BindOutcome::Bound) };
+        // A lender waits for nobody when it takes back what it has lent, so this holds the lock for a moment.
+        if self.is_used_still(slot) {
+            return Ok(BindOutcome::InUse);
         }
         *windows.bound.entry(bind.region).or_default() += 1;
         if let Some(window) = windows.all.get_mut(&index) {
@@ -145,7 +123,7 @@ impl Keys {
         }
         // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does not wait.
         unsafe { self.fill(slot, bind.key, entry) };
-        Ok(None)
+        Ok(BindOutcome::Bound)
     }
 
     /// The entry of the window once it is bound.
@@ -333,53 +311,28 @@ mod tests {
 
     /// As where a peer withholds the page to which a thread copies the bytes.
     #[test]
-    fn a_bind_waits_a_bounded_time_for_old_uses_and_without_the_lock() {
-        const LONG: Duration = Duration::from_secs(600);
+    fn a_window_whose_former_bytes_are_in_use_is_bound_later_and_stops_no_other() {
         let keys = Keys::new();
         let memory = [const { AtomicU64::new(0) }; 4];
         let region = region(&keys, &memory);
         let [window, other] = [WindowType::One; 2].map(|kind| keys.insert_window(kind, DOMAIN).unwrap());
-        keys.bind(DOMAIN, PAIR, &bind(window, region)).unwrap();
-        let mut key = window;
-        for limit in [OLD_USE_TIMEOUT, LONG] {
-            let span = keys.open_for_peer(key, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok();
-            assert!(span.is_some());
-            let again = bind(key ^ 1, region);
-            let (sender, told) = std::sync::mpsc::channel();
-            std::thread::scope(|scope| {
-                let keys = &keys;
-                let mut span = span;
-                let binds = scope.spawn(move || keys.bind_within(DOMAIN, PAIR, &again, limit));
-                let waits = until(|| !opens(keys, key));
-                // It waits now. Other windows are bound, and end.
-                scope.spawn(move || {
-                    let third = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
-                    for key in [other, third] {
-                        keys.bind(DOMAIN, PAIR, &bind(key, region)).unwrap();
-                    }
-                    keys.unbind(third, PAIR).unwrap();
-                    keys.remove_window(third);
-                    sender.send(()).unwrap();
-                });
-                let are_free = told.recv_timeout(LONG / 10);
-                let is_shut = !opens(keys, again.key);
-                if limit == LONG || are_free.is_err() || !waits {
-                    drop(span.take());
-                }
-                let bound = binds.join().unwrap();
-                assert!(waits && are_free.is_ok() && is_shut);
-                assert_eq!((bound.is_ok(), opens(keys, again.key)), (limit == LONG, limit == LONG));
-                if limit == OLD_USE_TIMEOUT {
-                    // The window has stayed unbound, and the old use is waited for again.
-                    assert!(!opens(keys, key) && keys.bind(DOMAIN, PAIR, &again).is_err());
-                    drop(span.take());
-                    keys.bind(DOMAIN, PAIR, &again).unwrap();
-                }
-            });
-            key = again.key;
+        let binds = |key| keys.bind(DOMAIN, PAIR, &bind(key, region)).unwrap();
+        assert_eq!(binds(window), BindOutcome::Bound);
+        let span = keys.open_for_peer(window, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok();
+        assert!(span.is_some());
+        for _ in 0..3 {
+            assert_eq!(binds(window ^ 1), BindOutcome::InUse);
+            assert!(!opens(&keys, window) && !opens(&keys, window ^ 1));
         }
-        assert!(opens(&keys, key));
-        assert!(opens(&keys, other));
+        let third = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
+        for key in [other, third] {
+            assert_eq!(binds(key), BindOutcome::Bound);
+        }
+        keys.unbind(third, PAIR).unwrap();
+        keys.remove_window(third);
+        drop(span);
+        assert_eq!(binds(window ^ 1), BindOutcome::Bound);
+        assert!(opens(&keys, window ^ 1) && opens(&keys, other));
     }
 
     /// Whoever finds a window open finds it whole, whatever happens to it at the same time.
@@ -417,7 +370,8 @@ mod tests {
             for round in 0..ROUNDS {
                 let key = window & !0xff | round & 0xff;
                 let address = 0x1000 + u64::from(round % 2) * 8;
-                keys.bind(DOMAIN, PAIR, &Bind { address, ..bind(key, region) }).unwrap();
+                let bind = Bind { address, ..bind(key, region) };
+                assert!(until(|| keys.bind(DOMAIN, PAIR, &bind) == Ok(BindOutcome::Bound)));
                 if round % 16 == 0 {
                     std::thread::yield_now();
                 }

@@ -5,6 +5,7 @@ use crate::memory::{Access, Keys, PublishedBytes, Publisher, Reader};
 use crate::sync::{AtomicBool, Ordering, fence};
 use loom::thread;
 use std::sync::Arc;
+use std::time::Duration;
 
 const DOMAIN: u32 = 7;
 const NONE: Access = Access::empty();
@@ -130,6 +131,11 @@ impl Publisher for Book {
         self.is_shown.store(false, Ordering::Relaxed);
     }
 
+    fn is_used(&self, _: u32, _: Duration) -> bool {
+        fence(Ordering::SeqCst);
+        self.is_announced.load(Ordering::Acquire)
+    }
+
     fn wait(&self, _: u32) -> bool {
         fence(Ordering::SeqCst);
         while self.is_announced.load(Ordering::Acquire) {
@@ -176,7 +182,12 @@ fn published(take_away: fn(&World)) {
 #[test]
 fn who_uses_what_is_published_is_waited_for() {
     published(|world| world.keys.remove(world.key));
-    published(|world| world.keys.invalidate_locally(world.key, DOMAIN, 1).unwrap());
+    published(|world| {
+        world.keys.invalidate_locally(world.key, DOMAIN, 1).unwrap();
+        while world.keys.has_uses_left(world.key, Duration::ZERO) {
+            thread::yield_now();
+        }
+    });
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use super::{Execution, NullEndpoint, lock};
 use crate::event::AsyncEventKind;
 use crate::memory::{Access, AccessError, Fault};
-use crate::qp::{ReceiveWork, SendWork, State};
+use crate::qp::{LocalOutcome, ReceiveWork, SendWork, State};
+use crate::reactor::Source;
 use crate::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Sge, Status};
 use std::sync::Arc;
 
@@ -68,6 +69,14 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
     Execution::Broken(stops_peer.then_some(peer))
 }
 
+/// Executes `work` of `own`, which concerns keys alone.
+pub(super) fn execute_locally(own: &NullEndpoint, work: &SendWork) -> Execution {
+    let again = || -> Arc<dyn Source> { own.this.upgrade().expect("somebody calls it") };
+    let LocalOutcome::Done(status) = own.queues.execute_locally(work, again) else { return Execution::Later };
+    own.queues.complete_send(work.sequence, status);
+    if status == Status::Success { Execution::Well } else { Execution::Broken(None) }
+}
+
 /// Executes `work` of `own`, which is unreliable.
 pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Execution {
     let turn = lock(&peer.receive);
@@ -110,11 +119,9 @@ fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<Opti
         }
         Opcode::Read => read(own, peer, work).map(|()| None),
         Opcode::CompareSwap | Opcode::FetchAdd => atomic(own, peer, work).map(|()| None),
-        Opcode::LocalInvalidate | Opcode::BindWindow => match own.queues.execute_locally(work) {
-            Status::Success => Ok(None),
-            status => Err(Failure::local(status)),
-        },
-        Opcode::Flush | Opcode::AtomicWrite => Err(Failure::local(Status::LocalQpOperation)),
+        Opcode::LocalInvalidate | Opcode::BindWindow | Opcode::Flush | Opcode::AtomicWrite => {
+            Err(Failure::local(Status::LocalQpOperation))
+        }
     }
 }
 

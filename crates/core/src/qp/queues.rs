@@ -2,6 +2,7 @@
 
 use super::describe::LastFailure;
 use super::extended::ExtendedTarget;
+use super::key_work::KeyWork;
 use super::{
     Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
     State,
@@ -13,9 +14,9 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::event::AsyncEventKind;
 use crate::fork::ForkGeneration;
-use crate::memory::{Access, AccessError, Bind, RingAllocator, RingRelease, Span};
+use crate::memory::{Access, AccessError, RingAllocator, RingRelease, Span};
 use crate::region::{MemoryRegion, ProtectionDomain};
-use crate::request::{Completion, Opcode, SendFlags, SendRequest, Sge, Status};
+use crate::request::{Completion, SendFlags, SendRequest, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::DependentCount;
 use std::sync::Arc;
@@ -66,6 +67,8 @@ pub struct Queues {
     /// Whether no other queue pair counts what is posted in the cheap way.
     pub(super) counts_alone: Alone,
     pub(super) failed: LastFailure,
+    /// Where the request stands that concerns keys alone.
+    pub(super) key_work: KeyWork,
 }
 
 /// Receives of a shared queue that messages of one queue pair have taken: how many of them are not complete, and how many there were in all, modulo 2^32.
@@ -178,6 +181,7 @@ impl Queues {
             cookie: AtomicU64::new(0),
             counts_alone: Alone::claim(&context.device().counting),
             failed: LastFailure::default(),
+            key_work: KeyWork::default(),
         })
     }
 
@@ -265,30 +269,6 @@ impl Queues {
     /// The regions of its protection domain, if there are no more than `most`.
     pub fn regions_if_few(&self, most: usize) -> Option<Vec<Arc<MemoryRegion>>> {
         self.context.protection_domain(self.domain)?.regions_if_few(most)
-    }
-
-    /// Carries out a request that concerns the keys of this process alone (see [`crate::request::Opcode::is_local`]), once nothing that was
-    /// posted before needs them any more.
-    pub fn execute_locally(&self, work: &SendWork) -> Status {
-        let keys = &self.engine.keys;
-        if work.opcode != Opcode::BindWindow {
-            let done = keys.invalidate_locally(work.immediate, self.domain, self.number);
-            return if done.is_ok() { Status::Success } else { Status::LocalQpOperation };
-        }
-        let bind = Bind {
-            key: work.rkey,
-            region: work.immediate,
-            address: work.remote_address,
-            length: work.compare_add,
-            access: Access::from_bits_truncate(work.swap as u32),
-        };
-        match keys.bind(self.domain, self.number, &bind) {
-            Ok(()) => Status::Success,
-            Err(why) => {
-                crate::log!(Warn, "queue pair {:#x}: a memory window was not bound: {why}", self.number);
-                Status::WindowBind
-            }
-        }
     }
 
     /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the
@@ -524,6 +504,7 @@ impl Queues {
     // IB-QP-9, IB-QP-34
     pub fn flush(&self) {
         self.flushed.store(true, Ordering::SeqCst);
+        self.forget_key_work();
         self.send.flush(self, || true);
         match &self.receives {
             Receives::Own(queue) => queue.flush(self),
@@ -543,6 +524,7 @@ impl Queues {
             Receives::Extended(_) | Receives::Nowhere => {}
         }
         self.failed.forget();
+        self.forget_key_work();
         self.established.store(false, Ordering::SeqCst);
         self.flushed.store(false, Ordering::SeqCst);
     }

@@ -6,6 +6,7 @@ use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
 use crate::{kept, lock};
 use adverb_core::memory::Access;
+use adverb_core::qp::LocalOutcome;
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::iwarp::{AtomicResponse, InboundRequest, Outbound};
 use adverb_proto::keyed;
@@ -146,7 +147,11 @@ impl Tx {
                         self.held = true;
                         return Ok(false);
                     }
-                    let status = queues.execute_locally(&work);
+                    let again = || endpoint.catches_up();
+                    let outcome = queues.execute_locally(&work, again);
+                    // While it waits, polls come by here as they do for a full socket.
+                    endpoint.is_full.store(self.full || outcome == LocalOutcome::Later, Ordering::SeqCst);
+                    let LocalOutcome::Done(status) = outcome else { return Ok(false) };
                     if status != Status::Success {
                         return fail(status);
                     }

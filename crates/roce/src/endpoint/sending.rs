@@ -3,11 +3,16 @@
 use super::{DeadlineScan, Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Turn};
 use crate::batch::Batch;
 use crate::link::Link;
+use crate::time;
 use adverb_core::qp::State;
+use adverb_core::reactor::{Readiness, Source};
 use adverb_wire::ib::header::MAX_HEADER;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+/// How soon polls try again to carry out a request about keys.
+const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 impl Endpoint {
     /// Queues it in the lane for a turn at sending.
@@ -170,6 +175,12 @@ impl Endpoint {
         }
     }
 
+    /// A request about keys is to be tried again: by polls, too, since the background thread may be the one that is waited for. With the lock.
+    #[cold]
+    pub(crate) fn tries_again(&self) {
+        self.expect(time::now() + TRY_AGAIN);
+    }
+
     /// Looks at its deadline. Without one it leaves the lane's list. `ready`: others that may send now.
     pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> DeadlineScan {
         const SOON: Duration = Duration::from_micros(100);
@@ -193,10 +204,34 @@ impl Endpoint {
             self.enqueue();
         }
         let EndpointKind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
-        let deadline = link.deadline();
+        let mut deadline = link.deadline();
+        if deadline.is_none() && self.queues.state() == State::Rts && self.queues.waits_for_uses() {
+            deadline = Some(now + TRY_AGAIN);
+            transmit = true;
+            self.enqueue();
+        }
         if deadline.is_none() {
             self.is_timed.store(false, Ordering::SeqCst);
         }
         DeadlineScan { deadline, transmit }
+    }
+}
+
+/// The background thread tries a request about keys again.
+pub(crate) struct TryAgain(Weak<Endpoint>);
+
+impl TryAgain {
+    pub(crate) fn of(endpoint: &Endpoint) -> Arc<dyn Source> {
+        Arc::new(Self(endpoint.weak()))
+    }
+}
+
+impl Source for TryAgain {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        if let Some(endpoint) = self.0.upgrade() {
+            endpoint.ring();
+        }
     }
 }

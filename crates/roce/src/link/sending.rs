@@ -3,7 +3,7 @@
 use super::request::{length, operation};
 use super::{Link, PeerLocation, requests};
 use crate::batch::Batch;
-use crate::endpoint::{Endpoint, Turn};
+use crate::endpoint::{Endpoint, TryAgain, Turn};
 use crate::local::{Near, TurnOutcome};
 use crate::lock;
 use crate::observer;
@@ -11,7 +11,7 @@ use crate::peer::SentTotals;
 use adverb_core::busy::Busy;
 use adverb_core::heard::{self, EngineFinding};
 use adverb_core::log;
-use adverb_core::qp::{SendCursor, State};
+use adverb_core::qp::{LocalOutcome, SendCursor, State};
 use adverb_core::request::{SendFlags, Status};
 use adverb_core::watch;
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
@@ -54,8 +54,12 @@ impl Link {
                 if !queues.send.is_oldest(work.sequence) {
                     break;
                 }
+                let again = || TryAgain::of(endpoint);
+                let LocalOutcome::Done(end) = queues.execute_locally(&work, again) else {
+                    endpoint.tries_again();
+                    break;
+                };
                 cursor.advance();
-                let end = queues.execute_locally(&work);
                 queues.complete_send(work.sequence, end);
                 if end != Status::Success {
                     turn.failed = true;
@@ -273,7 +277,8 @@ impl Link {
             && !turn.stopped
             && queues.state() == State::Rts
             && self.requester.as_ref().is_some_and(Requester::is_idle)
-            && queues.send.has_work(cursor);
+            && queues.send.has_work(cursor)
+            && !queues.waits_for_uses();
         turn
     }
 
