@@ -9,6 +9,11 @@
 //! are under way at the same time, and the first reply does not wait for longer than the first message. On one host the question goes to the
 //! owner's own socket: the holder of 4791 may be stopped.
 
+#[cfg(any(test, fuzzing))]
+mod effect;
+mod message;
+mod questions;
+
 use crate::endpoint::Endpoint;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::HandoverKind;
@@ -19,28 +24,25 @@ use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
 use crate::observer::Direction;
-use crate::recent::Recent;
 use crate::route::PORT;
 use crate::time;
 use adverb_core::qp::Service;
-use adverb_core::random;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_core::watch;
-use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
-use std::collections::HashMap;
+use adverb_wire::ib::mad::{MAD_LEN, method};
+use message::{MARK, datagram, parse, with_attribute};
+use questions::{Answers, CROWDED, CounterQuestion, MOST, Question, Questions, SettledQuestion};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The management class: one that vendors divide among themselves by OUI.
-pub(crate) const CLASS: u8 = 0x3d;
-/// An OUI of our own: locally administered, so nobody else's.
-const OUI: [u8; 3] = [0x02, 0xad, 0x7b];
-/// Attributes.
-const QUEUE_PAIR: u16 = 1;
-/// The attribute of a mark ([`crate::peer`]).
-const MARK: u16 = 2;
+#[cfg(any(test, fuzzing))]
+pub(crate) use effect::try_effect;
+pub(crate) use message::{CLASS, Message, answer, mark, question};
+#[cfg(any(test, fuzzing))]
+pub(crate) use message::{answer_for, echo_of, try_bytes};
+
 /// Pauses before a question is asked again, and at last forgotten.
 const PAUSES: [Duration; 4] = [
     Duration::from_millis(10),
@@ -50,10 +52,6 @@ const PAUSES: [Duration; 4] = [
 ];
 /// After so many questions without an answer nobody waits any longer.
 const MOST_UNANSWERED: usize = 4;
-/// Questions that wait at once, and answers that are kept.
-const MOST: usize = 16_384;
-/// While so many wait, none is added only because somebody has asked for a queue pair of ours.
-const CROWDED: usize = MOST / 4;
 /// Answers in a second to the addresses of a share, and at once: more than programs ask for that connect all their queue pairs.
 const ANSWERS: (u32, u32) = (16_384, 16_384);
 /// Questions in a second to the addresses of a share, and at once, that this process puts because somebody has asked it.
@@ -89,114 +87,6 @@ impl Default for Locator {
             looks: Limit::new(LOOKS.0, LOOKS.1),
         }
     }
-}
-
-#[derive(Default)]
-struct Questions {
-    by_transaction: HashMap<u64, Question>,
-    by_subject: HashMap<(IpAddr, u32), u64>,
-}
-
-impl Questions {
-    /// What is being asked about a queue pair of an address, and the transaction.
-    fn about(&mut self, subject: (IpAddr, u32)) -> Option<(u64, &mut Question)> {
-        let transaction = *self.by_subject.get(&subject)?;
-        Some((transaction, self.by_transaction.get_mut(&transaction)?))
-    }
-
-    /// A new question, if fewer than so many wait. Returns its transaction.
-    fn add_below(&mut self, most: usize, question: Question) -> Option<u64> {
-        (self.by_transaction.len() < most).then(|| self.add(question))
-    }
-
-    /// A new question. Returns its transaction.
-    fn add(&mut self, question: Question) -> u64 {
-        let transaction = random::word();
-        self.by_subject.insert((question.peer.ip(), question.number), transaction);
-        self.by_transaction.insert(transaction, question);
-        transaction
-    }
-}
-
-/// The kind of process at an address, as far as questions show it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
-    /// Somebody has answered. One queue pair of which nobody knows does not make them silent: the first datagram to another
-    /// one would go by port 4791, and the next one, which goes where that lives, overtake it.
-    Answering,
-    /// Nobody there answers: nothing waits for an answer from there.
-    Silent,
-}
-
-struct Answers {
-    places: Recent<(IpAddr, u32), Place>,
-    standings: Recent<IpAddr, Standing>,
-}
-
-impl Default for Answers {
-    fn default() -> Self {
-        Self { places: Recent::new(MOST), standings: Recent::new(MOST) }
-    }
-}
-
-impl Answers {
-    fn is_silent(&mut self, address: IpAddr) -> bool {
-        self.standings.get(&address) == Some(Standing::Silent)
-    }
-
-    /// Somebody there has answered.
-    fn has_answered(&mut self, address: IpAddr) {
-        self.standings.insert(address, Standing::Answering);
-    }
-
-    /// Nobody there has answered a question. Only the second question in a row without an answer makes it silent.
-    fn missed_answer(&mut self, address: IpAddr) {
-        if self.standings.get(&address) == Some(Standing::Answering) {
-            self.standings.remove(&address);
-        } else {
-            self.set_silent(address);
-        }
-    }
-
-    /// Whoever is there does not know our questions.
-    fn set_silent(&mut self, address: IpAddr) {
-        self.standings.insert(address, Standing::Silent);
-    }
-}
-
-struct Question {
-    number: u32,
-    local: IpAddr,
-    peer: SocketAddr,
-    lane: Weak<Lane>,
-    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if nobody answers.
-    askers: Vec<u32>,
-    asked: usize,
-    hurries: u32,
-    /// When the question left last.
-    sent: Duration,
-}
-
-impl Question {
-    /// A question that has not been put yet.
-    fn new(wanted: LocationQuery, lane: Weak<Lane>, askers: Vec<u32>) -> Self {
-        let LocationQuery { local, peer, number } = wanted;
-        Self { number, local, peer, lane, askers, asked: 0, hurries: 0, sent: Duration::ZERO }
-    }
-}
-
-/// A question that has ended: who is to be told, and what.
-struct SettledQuestion {
-    askers: Vec<u32>,
-    number: u32,
-    place: Place,
-}
-
-/// What is put because of another's question, by its transaction.
-enum CounterQuestion {
-    /// A question that is under way already, once more.
-    Again(u64),
-    New(u64),
 }
 
 /// A queue pair to be found.
@@ -571,40 +461,6 @@ impl Source for Again {
     }
 }
 
-fn datagram(method: u8, transaction: u64, number: u32, place: Place) -> [u8; MAD_LEN] {
-    with_attribute(QUEUE_PAIR, method, transaction, number, place, 0)
-}
-
-/// Asks where a queue pair lives; the one that asks is `asker`, or 0, and lives at `place`.
-pub(crate) fn question(transaction: u64, number: u32, asker: u32, place: Place) -> [u8; MAD_LEN] {
-    // Its port is the one that the question comes from.
-    with_attribute(QUEUE_PAIR, method::GET, transaction, number, Place { port: 0, ..place }, asker)
-}
-
-/// The transaction and the queue pair that an answer is about, and the port where it lives.
-pub(crate) fn answer(mad: &[u8; MAD_LEN]) -> Option<(u64, u32, u16)> {
-    let answer = parse(mad).filter(|mad| mad.method == method::GET_RESPONSE && !mad.mark && !mad.refused)?;
-    (answer.port != 0).then_some((answer.transaction, answer.number, answer.port))
-}
-
-fn with_attribute(
-    attribute: u16,
-    method: u8,
-    transaction: u64,
-    number: u32,
-    place: Place,
-    asker: u32,
-) -> [u8; MAD_LEN] {
-    let Place { port, room, host } = place;
-    let mut data = Vendor::new(OUI, [0; _]);
-    data.data[..4].copy_from_slice(&number.to_be_bytes());
-    data.data[4..6].copy_from_slice(&port.to_be_bytes());
-    data.data[6..10].copy_from_slice(&room.unwrap_or(0).to_be_bytes());
-    data.data[10..14].copy_from_slice(&asker.to_be_bytes());
-    data.data[14..22].copy_from_slice(&host.to_be_bytes());
-    data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
-}
-
 /// A mark that has arrived, to be echoed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
@@ -622,182 +478,11 @@ pub(crate) fn echo(net: &Net, mark: Mark, receives: u32) {
     net.gsi.send_from(&primary, mark.from.local, mark.from.reply_to(), &echo);
 }
 
-/// What an echo says.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn echo_of(mark: u64, port: u16, receives: u32) -> Message {
-    let place = Place { port, room: Some(receives), host: 0 };
-    parse(&with_attribute(MARK, method::GET_RESPONSE, mark, 0, place, 0)).expect("it is one of ours")
-}
-
-/// A mark for the process behind a UDP port.
-pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
-    with_attribute(MARK, method::GET, mark, 0, Place { port, room: None, host: 0 }, 0)
-}
-
-/// What a datagram of ours says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    /// The datagram is a mark, and not about a queue pair.
-    mark: bool,
-    method: u8,
-    pub(crate) transaction: u64,
-    number: u32,
-    pub(crate) port: u16,
-    /// What may be in flight, in the unit of the congestion window (zero: nothing is said); of the echo of a mark, how many receives are left.
-    pub(crate) room: u32,
-    /// The queue pair that asks, or 0.
-    asker: u32,
-    /// The number of the host, as in [`Place::host`].
-    host: u64,
-    /// The answer of somebody who does not know the question.
-    refused: bool,
-}
-
-fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
-    let mad = Mad::parse(bytes)?;
-    let vendor = mad.vendor()?;
-    let attribute = mad.header.attribute_id.get();
-    if vendor.oui != OUI || !matches!(attribute, QUEUE_PAIR | MARK) {
-        return None;
-    }
-    Some(Message {
-        mark: attribute == MARK,
-        method: mad.header.method,
-        transaction: mad.header.transaction_id.get(),
-        number: u32::from_be_bytes(vendor.data[..4].try_into().ok()?),
-        port: u16::from_be_bytes(vendor.data[4..6].try_into().ok()?),
-        room: u32::from_be_bytes(vendor.data[6..10].try_into().ok()?),
-        asker: u32::from_be_bytes(vendor.data[10..14].try_into().ok()?),
-        host: u64::from_be_bytes(vendor.data[14..22].try_into().ok()?),
-        refused: mad.header.status.get() != 0,
-    })
-}
-
-/// An answer: the queue pair lives behind `port`.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn answer_for(transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
-    datagram(method::GET_RESPONSE, transaction, number, Place { port, room: Some(1), host: 0 })
-}
-
-/// Any bytes are a datagram of ours that reads the same when it is made again, or none.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn try_bytes(bytes: &[u8; MAD_LEN]) {
-    let Some(message) = parse(bytes) else { return assert!(answer(bytes).is_none()) };
-    let Message { mark, method, transaction, number, port, room, asker, host, refused } = message;
-    let place = Place { port, room: Some(room), host };
-    let attribute = if mark { MARK } else { QUEUE_PAIR };
-    let again = with_attribute(attribute, method, transaction, number, place, asker);
-    assert_eq!(parse(&again), Some(Message { refused: false, ..message }));
-    let is_answer = method == method::GET_RESPONSE && !mark && !refused && port != 0;
-    assert_eq!(answer(bytes), is_answer.then_some((transaction, number, port)));
-}
-
-/// Questions of ours, and datagrams of others in any order: what is known changes by answers to our questions alone, from whom they went to, and all of
-/// it is bounded.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn try_effect(bytes: &[u8]) {
-    let locator = Locator::default();
-    let local = IpAddr::from([10, 0, 0, 1]);
-    let mut asked: Vec<(u64, (IpAddr, u32))> = Vec::new();
-    let mut known = HashMap::<(IpAddr, u32), Place>::new();
-    let mut now = Duration::ZERO;
-    for step in bytes.as_chunks::<8>().0 {
-        let [choice, host, number, which, rest @ ..] = *step;
-        let word = u32::from_le_bytes(rest);
-        let (peer, number) = (IpAddr::from([10, 0, 1, host & 3]), u32::from(number & 7));
-        let from = MadSource::between((local, PORT).into(), peer, word as u16);
-        let own = asked.get(usize::from(which) % asked.len().max(1)).copied();
-        // Ours, as often as not.
-        let transaction =
-            own.map_or(word.into(), |(transaction, _)| transaction ^ u64::from(choice >> 6 == 3));
-        let version = locator.version();
-        match choice & 7 {
-            0 => {
-                // As `find` asks.
-                let mut questions = lock(&locator.questions);
-                if questions.about((peer, number)).is_none() {
-                    let wanted = LocationQuery { local, peer: from.reply_to(), number };
-                    let question = Question::new(wanted, Weak::new(), vec![1]);
-                    asked.push((questions.add(question), (peer, number)));
-                }
-            }
-            1 | 2 => {
-                let lane = (choice & 8 == 0).then(Weak::new);
-                match locator.returns(lane, number, from, now) {
-                    Some(CounterQuestion::New(transaction)) => asked.push((transaction, (peer, number))),
-                    Some(CounterQuestion::Again(transaction)) => {
-                        assert!(asked.iter().any(|(known, _)| *known == transaction));
-                    }
-                    None => {}
-                }
-                assert_eq!(locator.version(), version, "a question changes nothing");
-            }
-            3 if choice & 8 != 0 => {
-                if let Some((transaction, subject)) = own
-                    && let Some(settled) = locator.end(transaction, None)
-                {
-                    assert_eq!(settled.place, Place::STANDARD_PORT);
-                    known.insert(subject, Place::STANDARD_PORT);
-                }
-            }
-            _ => {
-                let port = if choice & 16 == 0 { word as u16 } else { 0 };
-                let place = Place { port, room: Some(word), host: word.into() };
-                let mad = with_attribute(QUEUE_PAIR, method::GET_RESPONSE, transaction, number, place, 0);
-                let Some(mut answer) = parse(&mad) else { panic!("it is one of ours") };
-                answer.refused = choice & 32 != 0;
-                let subject = own.filter(|(own, _)| *own == transaction).map(|(_, subject)| subject);
-                let waits = lock(&locator.questions).by_transaction.contains_key(&transaction);
-                let settled = locator.believe(&answer, from);
-                if !waits || subject != Some((peer, number)) {
-                    assert!(settled.is_none() && locator.version() == version, "nobody asked");
-                }
-                if let Some(settled) = settled {
-                    let refused = answer.refused || port == 0;
-                    assert_eq!(settled.place, if refused { Place::STANDARD_PORT } else { place });
-                    known.insert((peer, number), settled.place);
-                    assert!(!lock(&locator.questions).by_transaction.contains_key(&transaction));
-                }
-            }
-        }
-        now += Duration::from_micros((word & 0xfff).into());
-        let questions = lock(&locator.questions);
-        assert_eq!(questions.by_subject.len(), questions.by_transaction.len());
-        assert!(questions.by_transaction.len() <= asked.len().min(MOST));
-        assert!(questions.by_transaction.values().all(|question| question.hurries <= HURRIES));
-    }
-    let mut answers = lock(&locator.answers);
-    for host in 0..4 {
-        for number in 0..8 {
-            let subject = (IpAddr::from([10, 0, 1, host]), number);
-            assert_eq!(answers.places.get(&subject), known.get(&subject).copied(), "{subject:?}");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::numbers::Numbers;
     use std::net::Ipv4Addr;
-
-    #[test]
-    fn one_queue_pair_that_nobody_knows_makes_no_stranger() {
-        let address = IpAddr::from([10, 0, 0, 1]);
-        let mut answers = Answers::default();
-        let mut check = |act: fn(&mut Answers, IpAddr), is_strange| {
-            act(&mut answers, address);
-            assert_eq!(answers.is_silent(address), is_strange);
-        };
-        check(Answers::missed_answer, true);
-        check(Answers::has_answered, false);
-        check(Answers::missed_answer, false);
-        check(Answers::has_answered, false);
-        check(Answers::missed_answer, false);
-        check(Answers::missed_answer, true);
-        check(Answers::has_answered, false);
-        check(Answers::set_silent, true);
-    }
 
     /// Others make this process ask, and it asks for its own queue pairs: both have a bound, and those of others leave room for the own ones.
     #[test]
@@ -819,29 +504,6 @@ mod tests {
                 usize::from(questions.add_below(MOST, Question::new(wanted, Weak::new(), vec![1])).is_some());
         }
         assert_eq!((count, questions.by_subject.len()), (MOST, MOST));
-    }
-
-    #[test]
-    fn there_and_back() {
-        let place = Place { port: 9, room: Some(70_000), host: 0x0102_0304_0506_0708 };
-        let bytes = datagram(method::GET, 77, 0x12_3456, place);
-        let message = Message {
-            mark: false,
-            method: method::GET,
-            transaction: 77,
-            number: 0x12_3456,
-            port: 9,
-            room: 70_000,
-            asker: 0,
-            host: place.host,
-            refused: false,
-        };
-        assert_eq!(parse(&bytes), Some(message));
-        let asked = Message { port: 0, asker: 0x65_4321, ..message };
-        assert_eq!(parse(&question(77, 0x12_3456, 0x65_4321, place)), Some(asked));
-        let mut foreign = bytes;
-        foreign[37] ^= 1;
-        assert_eq!(parse(&foreign), None, "another vendor");
     }
 
     /// A sender that asks for queue pairs of nobody has us look for nobody so often, and not each time. For processes that we know, nobody looks.
