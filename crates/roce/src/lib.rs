@@ -28,6 +28,7 @@ mod limit;
 mod link;
 mod local;
 mod locate;
+mod lost;
 mod manager;
 mod multicast;
 mod net;

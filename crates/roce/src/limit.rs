@@ -1,15 +1,14 @@
-//! How often something is done for whoever asks for it.
+//! How often something is done for those who ask for it.
 
 use crate::lock;
-use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Addresses share so many shares. Who shares with whom nobody knows outside of this process.
+/// Askers share so many shares. Who shares with whom nobody knows outside of this process.
 const SHARES: usize = 256;
 
-/// A limit on how often something is done for an address. An address that asks too often has no effect on most others. Thread-safe, and of a fixed size.
+/// A limit on how often something is done for an asker: an address, for example. One that asks too often has no effect on most others. Thread-safe, and of a fixed size.
 pub(crate) struct Limit {
     /// When what each share has been given will be made up for.
     /// On the heap: a thread with a small stack may make it.
@@ -32,9 +31,9 @@ impl Limit {
         }
     }
 
-    /// Whether the limited thing may be done once more for an address.
-    pub(crate) fn allows(&self, address: IpAddr, now: Duration) -> bool {
-        let share = self.spread.hash_one(address) as usize % SHARES;
+    /// Whether the limited thing may be done once more for an asker.
+    pub(crate) fn allows(&self, asker: &impl Hash, now: Duration) -> bool {
+        let share = self.spread.hash_one(asker) as usize % SHARES;
         let busy_until = &mut lock(&self.busy_until)[share];
         let begins = now.max(*busy_until);
         let allowed = begins - now < self.every * self.burst;
@@ -48,18 +47,19 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::IpAddr;
 
     #[test]
     fn who_asks_too_often_hears_nothing_for_a_while() {
         let limit = Limit::new(1000, 10);
         let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let now = Duration::from_secs(1);
-        assert_eq!((0..100).filter(|_| limit.allows(greedy, now)).count(), 10);
+        assert_eq!((0..100).filter(|_| limit.allows(&greedy, now)).count(), 10);
         let same =
             limit.spread.hash_one(greedy) as usize % SHARES == limit.spread.hash_one(other) as usize % SHARES;
-        assert_eq!(limit.allows(other, now), !same);
+        assert_eq!(limit.allows(&other, now), !same);
         let later = now + Duration::from_millis(if same { 5 } else { 4 });
-        assert!((0..100).filter(|_| limit.allows(greedy, later)).count() <= 5);
-        assert!(limit.allows(greedy, later + Duration::from_millis(2)));
+        assert!((0..100).filter(|_| limit.allows(&greedy, later)).count() <= 5);
+        assert!(limit.allows(&greedy, later + Duration::from_millis(2)));
     }
 }

@@ -21,7 +21,8 @@ use crate::kernel;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::lock;
-use crate::net::Net;
+use crate::lost::LostBlocks;
+use crate::net::{Net, TellOutcome};
 use crate::numbers::block_of;
 use crate::observer::Direction;
 use crate::route::PORT;
@@ -56,8 +57,11 @@ const MOST_UNANSWERED: usize = 4;
 const ANSWERS: (u32, u32) = (16_384, 16_384);
 /// Questions in a second to the addresses of a share, and at once, that this process puts because somebody has asked it.
 const RETURNED: (u32, u32) = (4096, 1024);
-/// Questions from the addresses of a share, in a second and at once, for which a process of another user is looked for, or one that is not known yet: about as many as
-/// programs ask that connect many queue pairs. To look for a process costs more than the question does.
+/// How long nobody looks again for the process that owns a block of numbers, if nobody has found one. There are 4096 blocks: no second has more looks in vain, whoever asks.
+/// Questions about a block that is taken meanwhile go without an answer until then, or until something else leads to its owner.
+const REST: Duration = Duration::from_secs(1);
+/// Questions from one address about one block, in a second and at once, for which a process of another user is looked for, or one that is not known yet: about as
+/// many as programs ask that connect many queue pairs. To look for a process costs more than the question does. Some share this with others.
 const LOOKS: (u32, u32) = (1024, 4096);
 /// So often a question is put once more because the one who is asked for has asked for us, and no sooner than after so long: an answer may be on its way.
 const HURRIES: u32 = 3;
@@ -72,8 +76,9 @@ pub(crate) struct Locator {
     /// What we answer, and what we ask because of it.
     answered: Limit,
     returned: Limit,
-    /// How often we look for the process that a question is for.
+    /// How often we look for the process that a question is for, and for which ones in vain.
     looks: Limit,
+    lost: LostBlocks,
 }
 
 impl Default for Locator {
@@ -85,6 +90,7 @@ impl Default for Locator {
             answered: Limit::new(ANSWERS.0, ANSWERS.1),
             returned: Limit::new(RETURNED.0, RETURNED.1),
             looks: Limit::new(LOOKS.0, LOOKS.1),
+            lost: LostBlocks::new(REST),
         }
     }
 }
@@ -277,7 +283,7 @@ impl Locator {
         let Some(question) = parse(mad).filter(|mad| mad.method == method::GET && !mad.mark) else { return };
         let Some(endpoint) = net.endpoint(question.number) else { return };
         let Ok(primary) = net.primary() else { return };
-        if !self.answered.allows(from.peer, time::now()) {
+        if !self.answered.allows(&from.peer, time::now()) {
             return;
         }
         // IB-PKT-57, IB-PKT-60
@@ -289,15 +295,24 @@ impl Locator {
         }
     }
 
-    /// Passes a question on to the process that owns a block of queue pair numbers. False if that process is not looked for, as the sender has had too many looked for
-    /// already.
-    fn pass_on(&self, net: &Net, mad: &[u8; MAD_LEN], block: u16, from: MadSource, now: Duration) -> bool {
-        // Processes of other users are looked for each time.
-        let may = net.knows(block) || self.looks.allows(from.peer, now);
-        if may {
-            net.tell(block, HandoverKind::Locate, &from.arrival(mad));
+    /// Passes a question on to the process that owns a block of queue pair numbers. None if that process is not looked for: nobody has found it a moment ago, or the sender
+    /// has had it looked for too often.
+    fn pass_on(
+        &self,
+        net: &Net,
+        mad: &[u8; MAD_LEN],
+        block: u16,
+        from: MadSource,
+        now: Duration,
+    ) -> Option<TellOutcome> {
+        // A process of another user is looked for each time.
+        let may =
+            net.knows(block) || !self.lost.rests(block, now) && self.looks.allows(&(from.peer, block), now);
+        let told = may.then(|| net.tell_owner(block, HandoverKind::Locate, &from.arrival(mad)));
+        if told == Some(TellOutcome::Nobody) {
+            self.lost.add(block, now);
         }
-        may
+        told
     }
 
     /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it lives is put now, if it would be put
@@ -320,7 +335,7 @@ impl Locator {
         now: Duration,
     ) -> Option<CounterQuestion> {
         let subject = (from.peer, asker);
-        if !self.returned.allows(from.peer, now) {
+        if !self.returned.allows(&from.peer, now) {
             return None;
         }
         let known = lock(&self.answers).places.get(&subject).is_some_and(|place| place.room.is_some());
@@ -481,7 +496,8 @@ pub(crate) fn echo(net: &Net, mark: Mark, receives: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::numbers::Numbers;
+    use crate::numbers::{Numbers, block_name};
+    use crate::seqpacket::Connection;
     use std::net::Ipv4Addr;
 
     /// Others make this process ask, and it asks for its own queue pairs: both have a bound, and those of others leave room for the own ones.
@@ -506,25 +522,39 @@ mod tests {
         assert_eq!((count, questions.by_subject.len()), (MOST, MOST));
     }
 
-    /// A sender that asks for queue pairs of nobody has us look for nobody so often, and not each time. For processes that we know, nobody looks.
+    /// A process that asks for queue pairs of nobody has us look for nobody so often, and not each time. Others of its host are still looked for. For processes
+    /// that we know, nobody looks.
     #[test]
-    fn questions_for_nobody_cost_little() {
+    fn questions_for_nobody_cost_little_and_take_nothing_from_others() {
         adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
-        let [sender, other] = [1, 2].map(|host| IpAddr::from([192, 0, 2, host]));
+        let sender = IpAddr::from([192, 0, 2, 1]);
         let now = Duration::from_secs(1000);
-        let from = |peer| MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), peer, PORT);
+        let from = MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), sender, PORT);
         let about = |block: u16| question(7, u32::from(block) << 12, 5, Place::STANDARD_PORT);
-        let passes = |block: u16, peer, now| net.locator.pass_on(&net, &about(block), block, from(peer), now);
-        // The one lives, and the other has just ended.
-        let (mut lives, mut ended) = (Numbers::default(), Numbers::default());
-        let [(somebody, _), (nobody, _)] =
-            [&mut lives, &mut ended].map(|it| it.claim().expect("a free block"));
+        let passes = |block: u16, now| net.locator.pass_on(&net, &about(block), block, from, now);
+        // Two live, and the others have never been there, or not for long.
+        let [mut one, mut other, mut ended] = [(); 3].map(|()| Numbers::default());
+        let [one, other, nobody] =
+            [&mut one, &mut other, &mut ended].map(|it| it.claim().expect("a free block").0);
         drop(ended);
-        net.tell(somebody, HandoverKind::Locate, &from(other).arrival(&about(somebody)));
-        assert!(net.knows(somebody));
-        assert_eq!((0..6000).filter(|_| passes(nobody, sender, now)).count(), LOOKS.1 as usize);
-        assert!(passes(somebody, sender, now), "nobody is looked for");
-        assert!(passes(nobody, sender, now + Duration::from_secs(1)));
+        net.tell(one, HandoverKind::Locate, &from.arrival(&about(one)));
+        assert!(net.knows(one) && !net.knows(other));
+        assert_eq!(passes(nobody, now), Some(TellOutcome::Nobody));
+        // Far more questions than processes are looked for, about all blocks that nobody has. Other programs may come and go meanwhile.
+        let is_free = |block: &u16| Connection::open(&block_name(*block)).is_err();
+        let free: Vec<u16> = (0..4096).filter(is_free).collect();
+        let looks = |now| {
+            let asked = free.iter().cycle().take(6 * free.len());
+            asked.filter(|block| passes(**block, now) == Some(TellOutcome::Nobody)).count()
+        };
+        assert!((1000..=4096).contains(&looks(now)));
+        assert_eq!(passes(other, now), Some(TellOutcome::Told), "others take what it needs");
+        assert!(net.knows(other));
+        assert!((0..6000).all(|_| passes(one, now).is_some()), "nobody is looked for");
+        // They rest, and not for ever.
+        assert_eq!(passes(nobody, now + REST / 2), None);
+        assert!(looks(now + REST / 2) < 1000);
+        assert_eq!(passes(nobody, now + REST), Some(TellOutcome::Nobody));
     }
 }

@@ -139,6 +139,16 @@ impl Lanes {
     }
 }
 
+/// What has become of a message to the process that owns a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TellOutcome {
+    Told,
+    /// The process does not keep up, or is another user's, or cannot be reached now.
+    NotTaken,
+    /// Nobody owns the block.
+    Nobody,
+}
+
 impl Net {
     pub(crate) fn new(names: Vec<String>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -487,19 +497,29 @@ impl Net {
     /// Sends a message to the process that owns a block. False if there is none, it does not keep up, or it is another user's, who is asked where
     /// somebody lives and told nothing else.
     pub(crate) fn tell(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
+        self.tell_owner(block, kind, arrival) == TellOutcome::Told
+    }
+
+    /// Sends a message as [`Net::tell`] does, and says why it was not sent.
+    pub(crate) fn tell_owner(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> TellOutcome {
         let message = [&handover::head(kind, arrival)[..], arrival.bytes];
         let known = lock(&self.block_owners).get(&block);
         if let Some(known) = known {
             match known.send(&message) {
-                Ok(()) => return true,
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return false,
+                Ok(()) => return TellOutcome::Told,
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return TellOutcome::NotTaken,
                 Err(_) => {}
             }
         }
         // None yet, or the one who had the block before is gone.
         lock(&self.block_owners).forget(&block);
+        let owners = match numbers::owners(block, numbers::FRESH) {
+            Ok(owners) => owners,
+            Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => return TellOutcome::Nobody,
+            Err(_) => return TellOutcome::NotTaken,
+        };
         let mut told = false;
-        for connection in numbers::owners(block, numbers::FRESH).unwrap_or_default() {
+        for connection in owners {
             let trusted = connection.is_same_user();
             told |= (trusted || kind == HandoverKind::Locate) && connection.send(&message).is_ok();
             if trusted {
@@ -507,7 +527,7 @@ impl Net {
                 break;
             }
         }
-        told
+        if told { TellOutcome::Told } else { TellOutcome::NotTaken }
     }
 
     /// Serves a socket by which other processes hand packets over to this one, or watch it.

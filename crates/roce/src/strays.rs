@@ -6,6 +6,7 @@
 use crate::handover::{HandoverKind, Stray};
 use crate::lane::LAST;
 use crate::limit::Limit;
+use crate::lost::LostBlocks;
 use crate::net::Net;
 use crate::numbers::block_of;
 use crate::socket::Arrival;
@@ -14,7 +15,7 @@ use crate::{lock, lock_until};
 use adverb_core::watch;
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 pub(crate) struct Strays {
     waiting: Mutex<VecDeque<Stray>>,
     turn: Mutex<()>,
-    /// Blocks of queue pair numbers whose owners were not found, and when.
-    lost: Mutex<HashMap<u16, Duration>>,
+    /// Blocks of queue pair numbers whose owners were not found.
+    lost: LostBlocks,
     looks: Limit,
 }
 
@@ -39,7 +40,7 @@ impl Default for Strays {
         Self {
             waiting: Mutex::default(),
             turn: Mutex::default(),
-            lost: Mutex::default(),
+            lost: LostBlocks::new(REST),
             looks: Limit::new(LOOKS.0, LOOKS.1),
         }
     }
@@ -108,16 +109,15 @@ impl Strays {
     fn give(&self, net: &Net, arrival: &Arrival<'_>) -> bool {
         let Some(block) = packet::destination(arrival.bytes).map(block_of) else { return false };
         let now = time::now();
-        if lock(&self.lost).get(&block).is_some_and(|since| now < *since + REST) {
+        if self.lost.rests(block, now) {
             return false;
         }
-        if !net.knows(block) && !self.looks.allows(arrival.source, now) {
+        if !net.knows(block) && !self.looks.allows(&arrival.source, now) {
             return false;
         }
         let told = net.tell(block, HandoverKind::Packet, arrival);
         if !told && !net.knows(block) {
-            // There are no more blocks than fit.
-            lock(&self.lost).insert(block, now);
+            self.lost.add(block, now);
         }
         told
     }
@@ -194,6 +194,6 @@ mod tests {
         }
         strays.hand_over(&net);
         assert!(lock(&strays.waiting).is_empty());
-        assert_eq!(lock(&strays.lost).len(), 1);
+        assert_eq!(strays.lost.count(), 1);
     }
 }

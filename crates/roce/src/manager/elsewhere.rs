@@ -68,7 +68,7 @@ impl Notifier {
         now: Duration,
     ) -> Option<[u8; MAD_LEN]> {
         let (name, transaction) = (name_of(mad)?, transaction_of(mad)?);
-        self.0.allows(from.peer, now).then(|| notice(transaction, name, port))
+        self.0.allows(&from.peer, now).then(|| notice(transaction, name, port))
     }
 }
 

@@ -213,7 +213,7 @@ impl Receiver {
             }
         };
         // What nobody knows is looked for by connecting, which costs more than the datagram does.
-        if !is_known && !self.looks.allows(from.peer, now) {
+        if !is_known && !self.looks.allows(&from.peer, now) {
             return Course::Dropped;
         }
         let passed = match destination {
