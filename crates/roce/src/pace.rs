@@ -7,15 +7,16 @@
 //! it has begun, each of which takes a receive with one packet: of a Send the first, of a Write with immediate data the last. Where none is left, and the program can post none before messages that have begun
 //! are complete, the echo says so, for those go on; another one follows when there are receives.
 
+mod held;
+
 use crate::endpoint::Endpoint;
 use crate::locate::{Mark, echo};
 use crate::lock;
 use crate::net::Net;
 use crate::peer::MOST;
 use crate::time;
-use adverb_core::cm::first_to_go;
 use adverb_core::reactor::{Readiness, Source};
-use std::net::IpAddr;
+use held::{HeldMark, HeldMarks};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -31,9 +32,6 @@ const PROGRAM_TIMEOUT: Duration =
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
-/// Marks that wait at once. Anybody can send marks, in the name of any address. So beyond that, the address with the most loses its oldest one, which is echoed at once.
-const MOST_HELD: usize = 1024;
-
 /// The queue pairs that are short of receives, and the marks that wait for them. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Pace {
@@ -47,24 +45,9 @@ pub(crate) struct Pace {
 #[derive(Default)]
 struct State {
     short: Vec<Short>,
-    /// One mark of each sender at most. The one that has come first is the first.
-    held: Vec<HeldMark>,
+    held: HeldMarks,
     is_timed: bool,
     own: OwnTime,
-}
-
-/// A mark that waits.
-struct HeldMark {
-    mark: Mark,
-    /// The sender of the mark knows that it may begin nothing for now.
-    is_told: bool,
-}
-
-impl HeldMark {
-    /// The process that has sent the mark, and the port that it knows us by.
-    fn sender(&self) -> (IpAddr, u16, u16) {
-        (self.mark.from.peer, self.mark.from.peer_port, self.mark.port)
-    }
 }
 
 /// A clock that stands while the process is kept from its processors, as far as the looks show.
@@ -168,18 +151,6 @@ impl State {
         receives
     }
 
-    /// Has a mark wait. Returns the one that gives its place, if there are too many.
-    fn hold(&mut self, held: HeldMark) -> Option<Mark> {
-        // An echo stands for all marks before it, too.
-        self.held.retain(|known| known.sender() != held.sender());
-        self.held.push(held);
-        if self.held.len() <= MOST_HELD {
-            return None;
-        }
-        let gone = first_to_go(self.held.iter().map(|held| held.mark.from.peer))?;
-        Some(self.held.remove(gone).mark)
-    }
-
     /// The background thread looks in a moment.
     fn be_timed(&mut self, net: &Arc<Net>) {
         if !self.is_timed {
@@ -217,7 +188,7 @@ impl Pace {
         if receives.is_some_and(|receives| receives > 0) {
             return receives;
         }
-        let gone = state.hold(HeldMark { mark, is_told: receives.is_some() });
+        let gone = state.held.hold(HeldMark { mark, is_told: receives.is_some() });
         self.is_on.store(true, Ordering::SeqCst);
         state.be_timed(net);
         drop(state);
@@ -243,16 +214,15 @@ impl Pace {
         }
         let Some(receives) = state.receives() else { return true };
         if receives == 0 {
-            let news: Vec<_> = state.held.iter().filter(|held| !held.is_told).map(|held| held.mark).collect();
-            state.held.iter_mut().for_each(|held| held.is_told = true);
+            let news = state.held.tell();
             drop(state);
             news.into_iter().for_each(|mark| echo(net, mark, 0));
             return true;
         }
-        let held = std::mem::take(&mut state.held);
+        let held = state.held.take();
         self.is_on.store(false, Ordering::SeqCst);
         drop(state);
-        held.into_iter().for_each(|held| echo(net, held.mark, receives));
+        held.for_each(|mark| echo(net, mark, receives));
         false
     }
 }

@@ -1,9 +1,7 @@
 //! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while its program keeps up. Here the program may stay
 //! away for longer than elsewhere: a thread of a test may be kept from its processors.
 
-use super::{HeldMark, LOOK, MESSAGE_TIMEOUT, MOST_HELD, OwnTime, PROGRAM_TIMEOUT, State as PaceState, Wait};
-use crate::gsi::MadSource;
-use crate::locate::Mark;
+use super::{LOOK, MESSAGE_TIMEOUT, OwnTime, PROGRAM_TIMEOUT, Wait};
 use adverb_core::conformance::fixture::{Home, Memory, TEST_TIMEOUT, path};
 use adverb_core::conformance::{Site, rounds, runs_again};
 use adverb_core::cq::CompletionQueue;
@@ -14,7 +12,6 @@ use adverb_core::qp::{
 use adverb_core::request::{Data, Opcode, ReceiveRequest, SendRequest, Status};
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use adverb_core::transport::TransportFactory;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -171,32 +168,4 @@ fn a_program_that_needs_a_message_is_waited_for_while_that_comes_but_not_without
     assert!(!wait.is_over(start + PROGRAM_TIMEOUT) && wait.is_over(last + PROGRAM_TIMEOUT));
     wait.come(last + LOOK, 9);
     assert!(wait.is_over(last + PROGRAM_TIMEOUT));
-}
-
-/// A mark of the process behind a UDP port of a host.
-fn mark(number: u64, host: [u8; 4], peer_port: u16) -> HeldMark {
-    let from = MadSource::between((Ipv4Addr::LOCALHOST, 4791).into(), IpAddr::from(host), peer_port);
-    HeldMark { mark: Mark { number, port: 4791, from }, is_told: false }
-}
-
-#[test]
-fn an_address_with_many_marks_takes_no_place_away_from_others() {
-    let (greedy, [one, other]) = ([192, 0, 2, 1], [[192, 0, 2, 2], [192, 0, 2, 3]]);
-    let mut state = PaceState::default();
-    let mut hold = |held| state.hold(held).map(|gone| (gone.number, gone.from.peer));
-    assert_eq!(hold(mark(1, one, 9)), None);
-    for port in 0..MOST_HELD as u16 - 1 {
-        assert_eq!(hold(mark(port.into(), greedy, port)), None);
-    }
-    // The oldest ones of the address with the most go, and no others.
-    assert_eq!(hold(mark(2, other, 9)), Some((0, greedy.into())));
-    for port in 0..MOST_HELD as u16 {
-        let gone = hold(mark(0, greedy, 10_000 + port)).expect("all places are taken");
-        assert_eq!(gone.1, IpAddr::from(greedy), "after {port} more");
-    }
-    // A later mark of a sender takes the place of its earlier one.
-    assert_eq!(hold(mark(3, one, 9)), None);
-    let of = |host| move |held: &&HeldMark| held.mark.from.peer == IpAddr::from(host);
-    let numbers = |host| state.held.iter().filter(of(host)).map(|held| held.mark.number).collect::<Vec<_>>();
-    assert_eq!((state.held.len(), numbers(one), numbers(other)), (MOST_HELD, vec![3], vec![2]));
 }
