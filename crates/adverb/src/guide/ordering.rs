@@ -17,23 +17,9 @@
 //! use adverb::{RemoteMemory, Rights, WorkRequest};
 //! use std::time::Duration;
 //!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
 //! # fn main() -> adverb::Result<()> {
 //! const SOON: Duration = Duration::from_secs(10);
-//! # fn queue_pair(domain: &adverb::ProtectionDomain) -> adverb::Result<adverb::QueuePair> {
-//! #     let completions = [domain.context().completion_queue(64)?, domain.context().completion_queue(64)?];
-//! #     let options = adverb::QueuePairOptions::new(&completions[0]);
-//! #     domain.queue_pair(adverb::QueuePairOptions { receive_queue: completions[1].clone(), ..options })
-//! # }
-//! # type Ends = (adverb::Connection, adverb::Connection);
-//! # fn connected(a: adverb::QueuePair, b: adverb::QueuePair, data: &[u8]) -> adverb::Result<Ends> {
-//! #     let listener = adverb::Listener::bind(a.domain().context(), "127.0.0.1:0".parse().unwrap(), 1)?;
-//! #     let address = listener.local_address();
-//! #     std::thread::scope(|scope| {
-//! #         let accepted = scope.spawn(|| -> adverb::Result<_> { Ok(listener.accept(SOON)?.accept(b, data, SOON)?) });
-//! #         let client = a.connect(address, b"", SOON)?;
-//! #         Ok((client, accepted.join().unwrap()?))
-//! #     })
-//! # }
 //! # let domain = adverb::Context::open_default()?.protection_domain()?;
 //! # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
 //! # let table = domain.memory_region(64, Rights::READ | Rights::WRITE)?;
@@ -81,23 +67,9 @@
 //! use std::sync::atomic::Ordering;
 //! # use std::time::{Duration, Instant};
 //!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
 //! # fn main() -> adverb::Result<()> {
 //! # const SOON: Duration = Duration::from_secs(10);
-//! # fn queue_pair(domain: &adverb::ProtectionDomain) -> adverb::Result<adverb::QueuePair> {
-//! #     let completions = [domain.context().completion_queue(64)?, domain.context().completion_queue(64)?];
-//! #     let options = adverb::QueuePairOptions::new(&completions[0]);
-//! #     domain.queue_pair(adverb::QueuePairOptions { receive_queue: completions[1].clone(), ..options })
-//! # }
-//! # type Ends = (adverb::Connection, adverb::Connection);
-//! # fn connected(a: adverb::QueuePair, b: adverb::QueuePair, data: &[u8]) -> adverb::Result<Ends> {
-//! #     let listener = adverb::Listener::bind(a.domain().context(), "127.0.0.1:0".parse().unwrap(), 1)?;
-//! #     let address = listener.local_address();
-//! #     std::thread::scope(|scope| {
-//! #         let accepted = scope.spawn(|| -> adverb::Result<_> { Ok(listener.accept(SOON)?.accept(b, data, SOON)?) });
-//! #         let client = a.connect(address, b"", SOON)?;
-//! #         Ok((client, accepted.join().unwrap()?))
-//! #     })
-//! # }
 //! # let domain = adverb::Context::open_default()?.protection_domain()?;
 //! # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
 //! let region = domain.memory_region(64, Rights::WRITE)?;
