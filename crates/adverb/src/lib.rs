@@ -209,6 +209,7 @@ mod memory;
 mod queue_pair;
 mod raw;
 mod request;
+mod request_ids;
 mod route_header;
 mod shared_receive_queue;
 mod xrc;
@@ -236,6 +237,7 @@ pub use memory::{
 pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use raw::{NoAddress, RawAddress, RawConnection, UnreliableConnection, UnreliableQueuePair};
 pub use request::{Completion, DatagramRequest, Payload, Rejected, UnreliableRequest, WorkRequest};
+pub use request_ids::RequestIds;
 
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use xrc::{XrcConnection, XrcDomain, XrcInitiator, XrcTarget};

@@ -25,6 +25,7 @@
 //! | `ibv_create_srq`, `ibv_open_xrcd` | [`ProtectionDomain::shared_receive_queue`], [`Context::xrc_domain`] |
 //! | `ibv_post_recv` | [`QueuePair::post_receive`] |
 //! | `ibv_post_send` | [`Connection::post_send`], with a [`WorkRequest`] |
+//! | `wr_id` | [`WorkRequest::id`], [`Completion::id`]; [`RequestIds`] for values of any type |
 //! | `IBV_SEND_INLINE` | a slice as the payload |
 //! | `IBV_SEND_FENCE`, `IBV_SEND_SOLICITED` | [`WorkRequest::fence`], [`WorkRequest::solicited`] |
 //! | no `IBV_SEND_SIGNALED` | [`WorkRequest::unsignalled`] |
@@ -55,23 +56,8 @@
 //! ```
 //! use adverb::WorkRequest;
 //!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
 //! # fn main() -> adverb::Result<()> {
-//! # const SOON: std::time::Duration = std::time::Duration::from_secs(10);
-//! # fn queue_pair(domain: &adverb::ProtectionDomain) -> adverb::Result<adverb::QueuePair> {
-//! #     let completions = [domain.context().completion_queue(64)?, domain.context().completion_queue(64)?];
-//! #     let options = adverb::QueuePairOptions::new(&completions[0]);
-//! #     domain.queue_pair(adverb::QueuePairOptions { receive_queue: completions[1].clone(), ..options })
-//! # }
-//! # type Ends = (adverb::Connection, adverb::Connection);
-//! # fn connected(a: adverb::QueuePair, b: adverb::QueuePair, data: &[u8]) -> adverb::Result<Ends> {
-//! #     let listener = adverb::Listener::bind(a.domain().context(), "127.0.0.1:0".parse().unwrap(), 1)?;
-//! #     let address = listener.local_address();
-//! #     std::thread::scope(|scope| {
-//! #         let accepted = scope.spawn(|| -> adverb::Result<_> { Ok(listener.accept(SOON)?.accept(b, data, SOON)?) });
-//! #         let client = a.connect(address, b"", SOON)?;
-//! #         Ok((client, accepted.join().unwrap()?))
-//! #     })
-//! # }
 //! # let domain = adverb::Context::open_default()?.protection_domain()?;
 //! # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
 //! # server.post_receive(0, domain.buffer(64)?)?;
@@ -90,8 +76,16 @@
 //! # }
 //! ```
 //!
-//! The example [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is the client of libibverbs'
-//! `ibv_rc_pingpong`. It talks to the server in C. The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in both languages.
+//! # Peers in C, and other crates
+//!
+//! Two examples talk to programs in C, which are as the distribution has them:
+//!
+//! - [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is libibverbs' `ibv_rc_pingpong`, server and client. It
+//!   connects by numbers.
+//! - [`rping`](https://github.com/adverb-rdma/adverb/blob/main/examples/rping.rs) is the client of librdmacm's `rping`. It connects by the connection manager.
+//!
+//! The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in both languages. [A page of the
+//! book](https://github.com/adverb-rdma/adverb/blob/main/docs/how-to/rust-crates.md) ports examples of the crates `ibverbs` and `sideway`.
 
 // The links of this chapter.
 use crate::*;

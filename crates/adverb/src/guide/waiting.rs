@@ -41,6 +41,15 @@
 //!
 //! After a time-out, the requests are still in flight. Another wait may bring them.
 //!
+//! # Which request has ended
+//!
+//! | a program with | tells completions apart by |
+//! |---|---|
+//! | Sends and receives on one queue | [`Completion::operation`](crate::Completion::operation), or a queue for each ([`QueuePairOptions`](crate::QueuePairOptions::new)) |
+//! | many connections | [`Completion::queue_pair`](crate::Completion::queue_pair) |
+//! | a few kinds of requests | a number for each kind: [`WorkRequest::id`](crate::WorkRequest::id) |
+//! | a state for each request | [`RequestIds`](crate::RequestIds), a table that has a number for each value |
+//!
 //! # Event loops
 //!
 //! Each of these descriptors becomes readable. Only poll(2), epoll(7) and their like may use them:
@@ -76,23 +85,8 @@
 //!     }
 //! }
 //!
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
 //! # fn main() -> adverb::Result<()> {
-//! # const SOON: std::time::Duration = std::time::Duration::from_secs(10);
-//! # fn queue_pair(domain: &adverb::ProtectionDomain) -> adverb::Result<adverb::QueuePair> {
-//! #     let completions = [domain.context().completion_queue(64)?, domain.context().completion_queue(64)?];
-//! #     let options = adverb::QueuePairOptions::new(&completions[0]);
-//! #     domain.queue_pair(adverb::QueuePairOptions { receive_queue: completions[1].clone(), ..options })
-//! # }
-//! # type Ends = (adverb::Connection, adverb::Connection);
-//! # fn connected(a: adverb::QueuePair, b: adverb::QueuePair, data: &[u8]) -> adverb::Result<Ends> {
-//! #     let listener = adverb::Listener::bind(a.domain().context(), "127.0.0.1:0".parse().unwrap(), 1)?;
-//! #     let address = listener.local_address();
-//! #     std::thread::scope(|scope| {
-//! #         let accepted = scope.spawn(|| -> adverb::Result<_> { Ok(listener.accept(SOON)?.accept(b, data, SOON)?) });
-//! #         let client = a.connect(address, b"", SOON)?;
-//! #         Ok((client, accepted.join().unwrap()?))
-//! #     })
-//! # }
 //! # let domain = adverb::Context::open_default()?.protection_domain()?;
 //! # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
 //! # server.post_receive(0, domain.buffer(64)?)?;
