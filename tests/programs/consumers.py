@@ -13,6 +13,7 @@ import sys
 import threading
 
 import crates
+import rust
 from harness.alone import alone
 from harness.pair import Pair
 from harness.report import Failed
@@ -67,6 +68,7 @@ EVERYWHERE = [
         endless=True,
         any_port=True,
     ),
+    *rust.EVERYWHERE,
 ]
 # uDAPL and librpma open a device by an address that fixes one, which the loopback does not.
 ON_CABLE = [
@@ -155,6 +157,7 @@ ON_ROCE = [
         ipv6=False,
     ),
     *crates.PAIRS,
+    *rust.ON_ROCE,
 ]
 
 
@@ -169,8 +172,8 @@ def prepared(pair, folder):
     """The pair with the paths of our programs, which are compiled once, and of the Python that has the wheels."""
     with PREPARING:
         compile_all(folder)
-    paths = {"folder": folder, "examples": crates.EXAMPLES, "python": python() if "{python}" in pair.client else ""}
-    sides = {side: re.sub(r"\{(folder|examples|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
+    paths = {"folder": folder, "examples": crates.EXAMPLES, "rust": rust.PROGRAMS, "python": python() if "{python}" in pair.client else ""}
+    sides = {side: re.sub(r"\{(folder|examples|rust|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
     return dataclasses.replace(pair, **sides)
 
 

@@ -3,6 +3,7 @@
 use crate::connection::NotConnected;
 use crate::request::{Rejected, UnreliableRequest, WorkRequest};
 use crate::{ConnectError, ConnectionOptions, Context, Error, QueuePair, Result};
+use adverb_core::attributes::TransportType;
 use adverb_core::cm::Agreement;
 use adverb_core::qp::{self, Path, Service, State};
 use std::fmt;
@@ -45,6 +46,22 @@ impl RawAddress {
     }
 
     /// Sends it as text with a zero behind it.
+    ///
+    /// ```
+    /// use adverb::RawAddress;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let queue_pair = queue_pair(&domain)?;
+    /// let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// // In place of a socket:
+    /// let mut stream = Vec::new();
+    /// own.write_to(&mut stream).unwrap();
+    /// assert_eq!(stream.len(), RawAddress::BYTES);
+    /// assert_eq!(RawAddress::read_from(&mut &stream[..]).unwrap(), own);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Those of the stream.
@@ -106,6 +123,19 @@ impl FromStr for RawAddress {
 }
 
 /// A queue pair that [`QueuePair::connect_raw`] has connected. Dropping it ends it; the peer learns of that by its own requests alone.
+///
+/// ```
+/// use adverb::{ConnectionOptions, QueuePair, RawAddress, RawConnection};
+/// use std::net::TcpStream;
+///
+/// /// Exchanges numbers over a socket, and connects.
+/// fn connect(queue_pair: QueuePair, socket: &mut TcpStream) -> Result<RawConnection, Box<dyn std::error::Error>> {
+///     let own = queue_pair.raw_address(socket.local_addr()?.ip())?;
+///     own.write_to(socket)?;
+///     let peer = RawAddress::read_from(socket)?;
+///     Ok(queue_pair.connect_raw(&own, &peer, &ConnectionOptions::new())?)
+/// }
+/// ```
 pub struct RawConnection(QueuePair);
 
 impl RawConnection {
@@ -145,7 +175,7 @@ impl QueuePair {
     /// result, and hand it to [`QueuePair::connect_raw`].
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if `ip` is no address of the device.
+    /// EADDRNOTAVAIL if `ip` is no address of the device; EOPNOTSUPP on a device that connects by its manager alone, as `iwarp0`.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
         address(self.domain().context(), self.number(), ip)
     }
@@ -160,7 +190,10 @@ impl QueuePair {
     /// use std::time::Duration;
     ///
     /// # fn main() -> adverb::Result<()> {
-    /// let context = Context::open("roce0")?;
+    /// let context = Context::open_default()?;
+    /// # if context.attributes().transport == adverb::TransportType::Iwarp {
+    /// #     return Ok(());
+    /// # }
     /// let domain = context.protection_domain()?;
     /// let completions = context.completion_queue(16)?;
     /// let [a, b] = [(); 2].map(|()| domain.queue_pair(QueuePairOptions::new(&completions)));
@@ -211,6 +244,14 @@ impl QueuePair {
 
 /// The numbers of a queue pair at a local address, with a new number of its first packet.
 pub(crate) fn address(context: &Context, number: u32, ip: IpAddr) -> Result<RawAddress> {
+    if context.attributes().transport == TransportType::Iwarp {
+        let device = context.device();
+        let text = format!(
+            "{} connects queue pairs by its connection manager alone: QueuePair::connect, and a Listener",
+            device.name()
+        );
+        return Err(Error::new(libc::EOPNOTSUPP, text));
+    }
     let gid = adverb_core::attributes::gid_of(ip);
     context.gid_index(&gid)?;
     Ok(RawAddress { number, first_packet: random_24_bits(), gid })
@@ -308,6 +349,30 @@ impl fmt::Debug for UnreliableQueuePair {
 }
 
 /// A connected queue pair of the service UC.
+///
+/// ```
+/// use adverb::{ConnectionOptions, Context, QueuePairOptions, UnreliableRequest};
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = Context::open_default()?;
+/// # if !context.attributes().services.contains(&adverb::Service::Uc) {
+/// #     return Ok(());
+/// # }
+/// let domain = context.protection_domain()?;
+/// let completions = context.completion_queue(16)?;
+/// let [a, b] = [(); 2].map(|()| domain.unreliable_queue_pair(QueuePairOptions::new(&completions)));
+/// let (a, b) = (a?, b?);
+/// let local = "127.0.0.1".parse().unwrap();
+/// let (of_a, of_b) = (a.raw_address(local)?, b.raw_address(local)?);
+/// b.post_receive(0, domain.buffer(64)?)?;
+/// let a = a.connect_raw(&of_a, &of_b, &ConnectionOptions::new())?;
+/// let b = b.connect_raw(&of_b, &of_a, &ConnectionOptions::new())?;
+/// a.post_send(UnreliableRequest::send(b"it may be lost").unsignalled())?;
+/// # let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+/// # assert_eq!((message.queue_pair, message.message()), (b.number(), &b"it may be lost"[..]));
+/// # Ok(())
+/// # }
+/// ```
 pub struct UnreliableConnection(QueuePair);
 
 impl UnreliableConnection {

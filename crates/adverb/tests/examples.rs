@@ -96,6 +96,30 @@ fn ping_pong() {
 }
 
 #[test]
+fn loopback() {
+    let said = client("loopback", &[]);
+    let mut lines: Vec<_> = said.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["received 66", "sent"]);
+}
+
+#[test]
+fn loopback_where_only_the_manager_connects() {
+    let output = example("loopback").env("ADVERB_DEVICE", "iwarp0").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("connection manager"), "{said}");
+}
+
+#[test]
+fn rc_pingpong() {
+    let mut server = serve("rc_pingpong", &["serve", "127.0.0.1:0"]);
+    assert!(
+        client("rc_pingpong", &[&server.address]).starts_with("1000 messages of 4096 bytes there and back")
+    );
+    server.ends_well();
+}
+
+#[test]
 fn noticeboard() {
     let mut server = serve("noticeboard", &["serve", "127.0.0.1:0", "2"]);
     assert_eq!(client("noticeboard", &[&server.address, "first"]), "first\n");
