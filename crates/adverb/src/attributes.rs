@@ -5,6 +5,22 @@ use adverb_core::qp::{Attributes, Capabilities, State};
 use std::time::Duration;
 
 /// State and settings of a queue pair at one moment (`ibv_query_qp`), from [`QueuePair::attributes`].
+///
+/// ```
+/// use adverb::QueuePairState;
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, server) = ends()?;
+/// let attributes = client.attributes();
+/// assert_eq!(attributes.state, QueuePairState::Rts);
+/// // On `roce0`:
+/// if let Some(path) = attributes.path {
+///     assert_eq!(path.peer, server.number());
+///     println!("packets of up to {} bytes, {} repetitions", path.path_mtu, path.retries);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct QueuePairAttributes {

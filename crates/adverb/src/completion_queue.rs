@@ -76,6 +76,14 @@ impl CompletionQueue {
     }
 
     /// Whether both are clones of one queue.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let completions = adverb::Context::open_default()?.completion_queue(16)?;
+    /// assert!(completions.is(&completions.clone()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -86,6 +94,24 @@ impl CompletionQueue {
     }
 
     /// The oldest completion, if there is one. Never waits; in the steady state it allocates nothing.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// // The least latency, for a processor of its own.
+    /// let message = loop {
+    ///     if let Some(completion) = server.receive_queue().poll()? {
+    ///         break completion.success()?;
+    ///     }
+    ///     std::hint::spin_loop();
+    /// };
+    /// assert_eq!(message.message(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENODEV in a child of fork.
@@ -159,6 +185,24 @@ impl CompletionQueue {
     /// Appends up to `most` completions to `list`, as [`CompletionQueue::poll_many`], and says how many. If there are none, the calling thread sleeps
     /// until one comes, at most `timeout`.
     ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// for number in 0..3 {
+    ///     client.post_send(WorkRequest::send(b"hello").immediate(number))?;
+    /// }
+    /// let mut messages = Vec::new();
+    /// while messages.len() < 3 {
+    ///     server.receive_queue().wait_many(16, &mut messages, SOON)?;
+    /// }
+    /// let numbers: Vec<_> = messages.iter().filter_map(|message| message.immediate).collect();
+    /// assert_eq!(numbers, [0, 1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`CompletionQueue::wait`].
     pub fn wait_many(&self, most: usize, list: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
@@ -172,6 +216,21 @@ impl CompletionQueue {
     }
 
     /// The oldest completion; sleeps until there is one, at most `timeout`.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// use std::time::Duration;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// let receives = server.receive_queue();
+    /// // No message has been sent.
+    /// assert!(receives.wait(Duration::from_millis(1)).is_err_and(|error| error.is_timeout()));
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// assert_eq!(receives.wait(Duration::from_secs(10))?.success()?.message(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ETIMEDOUT ([`Error::is_timeout`]) when nothing has completed: the requests are still in flight, and may complete later. ENODEV in a child of fork.
@@ -225,6 +284,19 @@ impl CompletionQueue {
 
     /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. An earlier completion is not
     /// announced, so poll once more after arming; and arm again after each event.
+    ///
+    /// ```
+    /// use adverb::CompletionQueue;
+    ///
+    /// /// What an event loop does when the descriptor is readable, and once before it first sleeps.
+    /// fn take(completions: &CompletionQueue) -> adverb::Result<()> {
+    ///     completions.arm()?;
+    ///     while let Some(completion) = completions.poll()? {
+    ///         println!("request {} has ended", completion.id);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// ENODEV in a child of fork.

@@ -18,6 +18,23 @@ use std::sync::Arc;
 pub const DATAGRAM_HEADER: usize = 40;
 
 /// A way to a host (`ibv_create_ah`). Cheap to clone, thread-safe.
+///
+/// ```
+/// use adverb::AddressHandle;
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+/// #     return Ok(());
+/// # }
+/// let here = "127.0.0.1".parse().unwrap();
+/// let way = AddressHandle::new(&domain, here, here)?;
+/// assert!(format!("{way:?}").contains("127.0.0.1"));
+/// // An address of another host cannot be the source.
+/// assert!(AddressHandle::new(&domain, "192.0.2.1".parse().unwrap(), here).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct AddressHandle(Arc<address_handle::AddressHandle>);
 
@@ -31,6 +48,18 @@ impl AddressHandle {
     }
 
     /// The way to the members of a multicast group. [`AddressHandle::EVERYBODY`] is their queue pair number.
+    ///
+    /// ```
+    /// use adverb::{AddressHandle, DatagramQueuePair, DatagramRequest, ProtectionDomain};
+    /// use std::net::IpAddr;
+    ///
+    /// /// Asks everybody who has joined the group.
+    /// fn ask(queue_pair: &DatagramQueuePair, domain: &ProtectionDomain, here: IpAddr) -> adverb::Result<()> {
+    ///     let group = AddressHandle::multicast(domain, here, "239.1.2.3".parse().unwrap())?;
+    ///     let question = DatagramRequest::send(b"who is there?", &group, AddressHandle::EVERYBODY, 0x1234);
+    ///     Ok(queue_pair.post_send(question)?)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// As [`AddressHandle::new`]; EINVAL if `group` is no multicast address.
@@ -71,7 +100,10 @@ impl fmt::Debug for AddressHandle {
 /// use std::time::Duration;
 ///
 /// # fn main() -> adverb::Result<()> {
-/// let context = Context::open("roce0")?;
+/// let context = Context::open_default()?;
+/// # if !context.attributes().services.contains(&adverb::Service::Ud) {
+/// #     return Ok(());
+/// # }
 /// let domain = context.protection_domain()?;
 /// let completions = context.completion_queue(16)?;
 /// const QKEY: u32 = 0x1234;
@@ -146,6 +178,24 @@ impl DatagramQueuePair {
     }
 
     /// Receives what is sent to a multicast group, too, from now on.
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// # if !context.attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let (domain, completions) = (context.protection_domain()?, context.completion_queue(256)?);
+    /// let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 0x1234)?;
+    /// let group = "239.1.2.3".parse().unwrap();
+    /// queue_pair.join(group)?;
+    /// queue_pair.leave(group)?;
+    /// assert!(queue_pair.leave(group).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL if `group` is no multicast address.

@@ -45,6 +45,10 @@ impl Device {
     }
 
     /// Names of all devices that this build could offer, also those that `ADVERB_DEVICE` does not name.
+    ///
+    /// ```
+    /// assert_eq!(adverb::Device::known(), ["roce0", "iwarp0"]);
+    /// ```
     pub fn known() -> Vec<&'static str> {
         TRANSPORTS.iter().map(|transport| transport.device).collect()
     }
@@ -60,6 +64,17 @@ impl Device {
     }
 
     /// The device's work in this process: name, explanation and value of each counter.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// for device in adverb::Device::all()? {
+    ///     for (name, meaning, value) in device.counters() {
+    ///         println!("{} {name} = {value}: {meaning}", device.name());
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.0.counters().all()
     }
@@ -115,6 +130,14 @@ impl Context {
 
     /// Opens the device of this name.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let error = adverb::Context::open("mlx5_0").unwrap_err();
+    /// assert!(error.to_string().contains("it sees: "));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// ENODEV when this process does not see it, with the names that it sees.
     pub fn open(name: &str) -> Result<Context> {
@@ -139,16 +162,47 @@ impl Context {
     }
 
     /// The device's limits and abilities.
+    ///
+    /// ```
+    /// use adverb::Service;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// let attributes = context.attributes();
+    /// assert!(attributes.services.contains(&Service::Rc));
+    /// println!("messages of up to {} bytes, {} regions", attributes.max_message, attributes.max_mr);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn attributes(&self) -> DeviceAttributes {
         self.0.attributes()
     }
 
     /// State and limits of its port.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let port = adverb::Context::open_default()?.port()?;
+    /// println!("packets with up to {} bytes of payload", port.active_mtu);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn port(&self) -> Result<PortAttributes> {
         Ok(self.0.port(1)?)
     }
 
     /// The GIDs of its port: the addresses by which peers reach it.
+    ///
+    /// ```
+    /// use std::net::Ipv6Addr;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// for gid in adverb::Context::open_default()?.gids() {
+    ///     println!("{}: {}", gid.index, Ipv6Addr::from(gid.bytes).to_canonical());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn gids(&self) -> Vec<Gid> {
         self.0.gids()
     }
@@ -206,6 +260,17 @@ impl Context {
 
     /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a refusal. On `roce0` 56, 196 and 148;
     /// on `iwarp0` more.
+    ///
+    /// ```
+    /// use adverb::RemoteMemory;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// // A token fits on every device.
+    /// assert!(context.private_data_limits().request >= RemoteMemory::BYTES);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn private_data_limits(&self) -> PrivateDataLimits {
         self.0.transport().connections().private_data_limits()
     }

@@ -69,6 +69,14 @@ impl Error {
     }
 
     /// The error number that says the same: of the C interface, or of a socket.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let error = adverb::Context::open("mlx5_0").unwrap_err();
+    /// assert_eq!(error.errno(), libc::ENODEV);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn errno(&self) -> i32 {
         match self {
             Self::Invalid(_) => libc::EINVAL,
@@ -85,6 +93,17 @@ impl Error {
     }
 
     /// Whether the time of the call was over before the awaited thing came, or the peer did not answer in time (ETIMEDOUT).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let completions = adverb::Context::open_default()?.completion_queue(16)?;
+    /// // Nothing was posted.
+    /// assert!(completions.wait(Duration::from_millis(1)).is_err_and(|error| error.is_timeout()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut(_))
     }

@@ -4,6 +4,24 @@ use adverb_core::event::{self, AsyncEventKind};
 use std::fmt;
 
 /// An event, and the object that it is about.
+///
+/// ```
+/// use adverb::{AsyncEvent, AsyncEventKind, Context};
+/// use std::time::Duration;
+///
+/// /// Says what has happened to the port.
+/// fn look(context: &Context) -> adverb::Result<()> {
+///     while let Some(event) = context.next_event(Duration::ZERO)? {
+///         match event {
+///             AsyncEvent::Port(AsyncEventKind::PortError) => eprintln!("the cable is out"),
+///             AsyncEvent::QueuePair { number, kind } => eprintln!("queue pair {number}: {kind:?}"),
+///             other => eprintln!("{other}"),
+///         }
+///     }
+///     Ok(())
+/// }
+/// # look(&Context::open_default().unwrap()).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {

@@ -165,6 +165,18 @@ impl QueuePair {
     }
 
     /// The queue pair's number, as completions carry it.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// let completion = client.send_queue().wait(SOON)?;
+    /// assert_eq!(completion.queue_pair, client.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.core.number()
     }
@@ -218,11 +230,34 @@ impl QueuePair {
 
     /// Requests of this queue pair that complete on `queue`, and whose completions the program has not taken. With
     /// [unsignalled](WorkRequest::unsignalled) ones.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (_client, server) = ends()?;
+    /// // Four receives were posted.
+    /// assert_eq!(server.in_flight_on(server.receive_queue()), 4);
+    /// assert_eq!(server.in_flight_on(server.send_queue()), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn in_flight_on(&self, queue: &CompletionQueue) -> usize {
         queue.flights().count(self.identity)
     }
 
     /// Whether the queue pair can transfer: connected, and not in error.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// assert!(client.is_connected());
+    /// client.disconnect()?;
+    /// client.wait_ended(SOON);
+    /// assert!(!client.is_connected());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_connected(&self) -> bool {
         self.core.state() == State::Rts
     }
@@ -248,6 +283,20 @@ impl QueuePair {
 
     /// Makes it as new: ready for receives and to be connected. The buffers of all requests whose completions the program has not taken come back,
     /// in no order. These requests have no completions any more.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (_client, server) = ends()?;
+    /// let mut queue_pair = server.into_queue_pair();
+    /// for buffer in queue_pair.reset()? {
+    ///     queue_pair.post_receive(0, buffer)?;
+    /// }
+    /// assert_eq!(queue_pair.in_flight(), 4);
+    /// // It may be connected again.
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENODEV in a child of fork. Nothing has changed then.
@@ -372,6 +421,20 @@ impl QueuePair {
     ///
     /// A message fills several segments in their order, if the queue pair was made for so many
     /// ([`max_scatter`](crate::QueuePairOptions::max_scatter)).
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// let domain = context.protection_domain()?;
+    /// let queue_pair = domain.queue_pair(QueuePairOptions::new(&context.completion_queue(64)?))?;
+    /// for (id, buffer) in (0..).zip(domain.buffers(16, 4096)?) {
+    ///     queue_pair.post_receive(id, buffer)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Connection::post_send`](crate::Connection::post_send).

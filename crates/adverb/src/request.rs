@@ -126,12 +126,46 @@ impl<'a> WorkRequest<'a> {
     ///
     /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not complete before. On `iwarp0` it may complete at
     /// once; two seconds without a receive end the connection.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// // A slice is copied:
+    /// client.post_send(WorkRequest::send(b"short"))?;
+    /// // A buffer goes along, and comes back with the completion:
+    /// let mut buffer = client.domain().buffer(64)?;
+    /// buffer.fill(7);
+    /// client.post_send(WorkRequest::send(buffer))?;
+    ///
+    /// let receives = server.receive_queue();
+    /// assert_eq!(receives.wait(SOON)?.success()?.message(), b"short");
+    /// assert_eq!(receives.wait(SOON)?.success()?.message(), [7; 64]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
         Self::new(Opcode::Send, payload.into(), RemoteMemory::new(0, 0, 0))
     }
 
     /// RDMA Write: puts the bytes at the beginning of `remote`, which must have room for all of them, without the peer's program taking part.
     /// A slice is copied when the request is posted, as for [`WorkRequest::send`].
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server, region, there) = ends_with_region(Rights::WRITE)?;
+    /// let part = there.slice(100..105).expect("the region has so much");
+    /// client.post_send(WorkRequest::write(b"hello", &part))?;
+    /// client.post_send(WorkRequest::send(b"look"))?;
+    /// // When the peer has the message, it has the bytes of before.
+    /// server.receive_queue().wait(SOON)?.success()?;
+    /// assert_eq!(region.to_vec(100..105), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Write, payload.into(), *remote)
     }
@@ -184,6 +218,22 @@ impl<'a> WorkRequest<'a> {
 
     /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what was there, as a number in
     /// this machine's byte order. The address of these bytes must be a multiple of 8, and the region needs [`Rights::ATOMIC`](crate::Rights::ATOMIC).
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// use std::sync::atomic::Ordering;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::ATOMIC)?;
+    /// region.words()[0].store(5, Ordering::Release);
+    /// let result = client.domain().buffer(8)?;
+    /// client.post_send(WorkRequest::fetch_add(result, &there, 2))?;
+    /// let result = client.send_queue().wait(SOON)?.success()?.into_buffer();
+    /// assert_eq!(result[..], 5_u64.to_ne_bytes());
+    /// assert_eq!(region.words()[0].load(Ordering::Acquire), 7);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn fetch_add(result: impl Into<Segments>, remote: &RemoteMemory, value: u64) -> Self {
         let request = Self::new(Opcode::FetchAdd, Payload::Memory(result.into()), *remote);
         Self { compare_add: value, ..request }
@@ -191,6 +241,25 @@ impl<'a> WorkRequest<'a> {
 
     /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. `result` (8 bytes) takes what
     /// was there, as a number in this machine's byte order. Address and rights are as for [`WorkRequest::fetch_add`].
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::ATOMIC)?;
+    /// let mut take = |number: u64| -> adverb::Result<bool> {
+    ///     let result = client.domain().buffer(8)?;
+    ///     client.post_send(WorkRequest::compare_swap(result, &there, 0, number))?;
+    ///     let result = client.send_queue().wait(SOON)?.success()?.into_buffer();
+    ///     Ok(result[..] == [0; 8])
+    /// };
+    /// // The first one finds the place free.
+    /// assert!(take(17)?);
+    /// assert!(!take(18)?);
+    /// # assert_eq!(region.to_vec(..8), 17_u64.to_ne_bytes());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn compare_swap(result: impl Into<Segments>, remote: &RemoteMemory, compare: u64, swap: u64) -> Self {
         let request = Self::new(Opcode::CompareSwap, Payload::Memory(result.into()), *remote);
         Self { compare_add: compare, swap, ..request }
@@ -198,6 +267,21 @@ impl<'a> WorkRequest<'a> {
 
     /// Takes the key of a [`MemoryRegion`](crate::MemoryRegion) out of use, for ever. When the request is complete, the device refuses every
     /// request with this key, of peers and of this program. The bytes stay, and [`MemoryRegion::read`](crate::MemoryRegion::read) still has them.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// let region = client.domain().memory_region(64, Rights::READ)?;
+    /// region.write(0, b"for a while");
+    /// client.post_send(WorkRequest::local_invalidate(&region))?;
+    /// client.send_queue().wait(SOON)?.success()?;
+    /// // From here on, no peer reads it. This program does.
+    /// assert_eq!(region.to_vec(..11), b"for a while");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_invalidate(region: &crate::MemoryRegion) -> Self {
         let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
         Self { immediate: region.remote().key(), ..request }
@@ -207,6 +291,23 @@ impl<'a> WorkRequest<'a> {
     /// address of these bytes must be a multiple of 8. `roce0` has it, and `iwarp0` has not. `value` is in this machine's byte order.
     ///
     /// `source` (8 bytes) carries the value to the device.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// use std::sync::atomic::Ordering;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::WRITE)?;
+    /// # if !client.domain().context().attributes().operations.contains(&adverb::Opcode::AtomicWrite) {
+    /// #     return Ok(());
+    /// # }
+    /// let source = client.domain().buffer(8)?;
+    /// client.post_send(WorkRequest::atomic_write(source, &there, 42))?;
+    /// client.send_queue().wait(SOON)?.success()?;
+    /// assert_eq!(region.words()[0].load(Ordering::Acquire), 42);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn atomic_write(mut source: Buffer, remote: &RemoteMemory, value: u64) -> Self {
         let length = source.len().min(8);
         source[..length].copy_from_slice(&value.to_ne_bytes()[..length]);
@@ -215,6 +316,23 @@ impl<'a> WorkRequest<'a> {
 
     /// Waits until earlier Writes to the bytes of `remote` are where every reader of the peer's memory finds them. The region there, and the queue
     /// pair there, need [`Rights::FLUSH`](crate::Rights::FLUSH). `roce0` has it, and `iwarp0` has not.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::WRITE | Rights::FLUSH)?;
+    /// # if !client.domain().context().attributes().operations.contains(&adverb::Opcode::Flush) {
+    /// #     return Ok(());
+    /// # }
+    /// let record = there.slice(..4).expect("the region has so much");
+    /// client.post_send(WorkRequest::write(b"kept", &record).unsignalled())?;
+    /// client.post_send(WorkRequest::flush(&record))?;
+    /// client.send_queue().wait(SOON)?.success()?;
+    /// assert_eq!(region.to_vec(..4), b"kept");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn flush(remote: &RemoteMemory) -> Self {
         let request = Self::new(Opcode::Flush, Payload::Inline(&[]), *remote);
         // To global visibility (`IBV_FLUSH_GLOBAL`), of this range.
@@ -236,12 +354,37 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Tells this request from others in its completion.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"hello").id(7))?;
+    /// assert_eq!(client.send_queue().wait(SOON)?.id, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`RequestIds`](crate::RequestIds) has numbers for values of any type.
     pub fn id(self, id: u64) -> Self {
         Self { id, ..self }
     }
 
     /// For sends and writes: carries a number to the peer, in the completion of the receive that the message takes (a write with a
     /// number takes one, too).
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"with a number").immediate(7))?;
+    /// let message = server.receive_queue().wait(SOON)?.success()?;
+    /// assert_eq!((message.message(), message.immediate), (&b"with a number"[..], Some(7)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// For other operations.
@@ -256,6 +399,19 @@ impl<'a> WorkRequest<'a> {
 
     /// For sends: takes back the right to a region of the peer, which the peer granted us by this token, when the message is received.
     ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server, _region, there) = ends_with_region(Rights::WRITE)?;
+    /// // The client has used the region, and needs it no more.
+    /// client.post_send(WorkRequest::send(b"done").invalidate(&there))?;
+    /// let message = server.receive_queue().wait(SOON)?.success()?;
+    /// assert_eq!(message.invalidated, Some(there.key()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     /// For other operations, or together with immediate data.
     pub fn invalidate(self, granted: &RemoteMemory) -> Self {
@@ -268,6 +424,22 @@ impl<'a> WorkRequest<'a> {
     /// Completions come in order, but a later request begins while a read is still under way. So a request needs the fence if it sends
     /// bytes that an earlier read, or an atomic, brings into the same [`MemoryRegion`](crate::MemoryRegion). Without the fence, it may send
     /// the bytes that were there before.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server, region, there) = ends_with_region(Rights::READ)?;
+    /// # region.write(0, b"eight by");
+    /// let copy = client.domain().memory_region(8, Rights::empty())?;
+    /// let source = there.slice(..8).expect("the region has so much");
+    /// client.post_send(WorkRequest::read(&copy, &source))?;
+    /// // It sends what the Read brings.
+    /// client.post_send(WorkRequest::send(&copy).fence())?;
+    /// assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), b"eight by");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn fence(self) -> Self {
         Self { flags: self.flags | SendFlags::FENCE, ..self }
     }
@@ -315,12 +487,39 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Wakes a peer that waits for solicited completions only.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// // The peer's descriptor is not to be readable before the second message.
+    /// server.receive_queue().arm_solicited()?;
+    /// client.post_send(WorkRequest::send(b"no hurry"))?;
+    /// client.post_send(WorkRequest::send(b"look now").solicited())?;
+    /// # for text in [&b"no hurry"[..], b"look now"] {
+    /// #     assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), text);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn solicited(self) -> Self {
         Self { flags: self.flags | SendFlags::SOLICITED, ..self }
     }
 }
 
 /// A request of an [`UnreliableConnection`](crate::UnreliableConnection): a Send or a Write, each with or without a number.
+///
+/// ```
+/// use adverb::{UnreliableConnection, UnreliableRequest};
+///
+/// /// Sends a reading with its number. A reading that is lost is missed by nobody.
+/// fn publish(connection: &UnreliableConnection, reading: f64, number: u32) -> adverb::Result<()> {
+///     let bytes = reading.to_be_bytes();
+///     let request = UnreliableRequest::send(&bytes).immediate(number).unsignalled();
+///     Ok(connection.post_send(request)?)
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct UnreliableRequest<'a>(pub(crate) WorkRequest<'a>);
@@ -353,6 +552,24 @@ impl<'a> UnreliableRequest<'a> {
 }
 
 /// A datagram to be sent, for [`DatagramQueuePair::post_send`](crate::DatagramQueuePair::post_send).
+///
+/// ```
+/// use adverb::{AddressHandle, Completion, DatagramQueuePair, DatagramRequest, ProtectionDomain};
+///
+/// const QKEY: u32 = 0x1234;
+///
+/// /// Answers a datagram, if its sender can be reached.
+/// fn answer(
+///     queue_pair: &DatagramQueuePair,
+///     domain: &ProtectionDomain,
+///     question: &Completion,
+/// ) -> adverb::Result<()> {
+///     let way = AddressHandle::of_sender(domain, question);
+///     let (Some(way), Some(number)) = (way, question.sender) else { return Ok(()) };
+///     let request = DatagramRequest::send(b"here I am", &way, number, QKEY).id(1);
+///     Ok(queue_pair.post_send(request)?)
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct DatagramRequest<'a> {
@@ -516,6 +733,19 @@ impl Completion {
 
     /// The completion if the request ended well, else an error that says why ([`Error::Request`]). The buffers are dropped then:
     /// [`Completion::error`] keeps them.
+    ///
+    /// ```
+    /// use adverb::{Rights, Status, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, _region, there) = ends_with_region(Rights::WRITE)?;
+    /// // The peer's region may not be read.
+    /// client.post_send(WorkRequest::read(client.domain().buffer(8)?, &there))?;
+    /// let error = client.send_queue().wait(SOON)?.success().unwrap_err();
+    /// assert_eq!(error.status(), Some(Status::RemoteAccess));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn success(self) -> Result<Self, Error> {
         match self.error() {
             None => Ok(self),
@@ -525,6 +755,17 @@ impl Completion {
 
     /// The completion if the request ended well, as [`Completion::success`]. None if the connection ended before the request was carried out
     /// ([flushed requests](crate::CompletionQueue#flushed-requests)).
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.disconnect()?;
+    /// // No message has come for this receive, and none will.
+    /// assert!(server.receive_queue().wait(SOON)?.unless_flushed()?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn unless_flushed(self) -> Result<Option<Self>, Error> {
         match self.status {
             Status::Flushed => Ok(None),
@@ -533,12 +774,39 @@ impl Completion {
     }
 
     /// Why the request has failed. None if it ended well.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.disconnect()?;
+    /// let completion = server.receive_queue().wait(SOON)?;
+    /// assert!(completion.error().is_some_and(|error| error.is_flushed()));
+    /// // The buffer is here all the same.
+    /// assert_eq!(completion.into_buffer().len(), 64);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn error(&self) -> Option<RequestError> {
         let Self { id, queue_pair, status, cause, .. } = *self;
         (status != Status::Success).then_some(RequestError { id, queue_pair, status, cause })
     }
 
     /// The buffer, with the bytes that were received or read.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// let completion = server.receive_queue().wait(SOON)?.success()?;
+    /// println!("{:?}", completion.message());
+    /// // The same buffer takes another message.
+    /// server.post_receive(0, completion.into_buffer())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the request had none: it was inline, or used a [`MemoryRegion`](crate::MemoryRegion).
@@ -559,6 +827,20 @@ impl Completion {
     }
 
     /// The received bytes: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// let completion = server.receive_queue().wait(SOON)?.success()?;
+    /// // The buffer of the receive is longer.
+    /// assert_eq!((completion.message(), completion.bytes), (&b"hello"[..], 5));
+    /// assert_eq!(completion.into_buffer().len(), 64);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn message(&self) -> &[u8] {
         match &self.buffer {
             Some(buffer) => &buffer[..self.bytes.min(buffer.len())],

@@ -148,6 +148,23 @@ impl SharedReceiveQueue {
     /// Raises [`AsyncEventKind::SrqLimitReached`](crate::AsyncEventKind::SrqLimitReached) once, when fewer than `receives` wait
     /// ([`Context::next_event`](crate::Context::next_event)).
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// # let domain = context.protection_domain()?;
+    /// let shared = domain.shared_receive_queue(64, 1)?;
+    /// for buffer in domain.buffers(64, 4096)? {
+    ///     shared.post_receive(0, buffer)?;
+    /// }
+    /// // The program posts more when 16 are left.
+    /// shared.arm_limit(16)?;
+    /// assert!(context.next_event(Duration::ZERO)?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EINVAL for more than the capacity; ENODEV in a child of fork.
     pub fn arm_limit(&self, receives: u32) -> Result<()> {

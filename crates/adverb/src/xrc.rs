@@ -20,7 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// use std::time::Duration;
 ///
 /// # fn main() -> adverb::Result<()> {
-/// let context = Context::open("roce0")?;
+/// let context = Context::open_default()?;
+/// # if !context.attributes().services.contains(&adverb::Service::XrcSend) {
+/// #     return Ok(());
+/// # }
 /// let domain = context.protection_domain()?;
 /// let (sends, receives) = (context.completion_queue(16)?, context.completion_queue(64)?);
 /// // The side that receives: a target, and queues that messages name.

@@ -82,6 +82,20 @@ impl AsyncConnection {
     /// Carries out any request, and brings its completion, whether it ended well or not. An [unsignalled](WorkRequest::unsignalled) request reports its
     /// end, too.
     ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// // Requests beyond those with functions of their own:
+    /// let completion = client.perform(WorkRequest::send(b"with a number").immediate(7)).await?;
+    /// assert!(completion.error().is_none());
+    /// assert_eq!(server.receive().await?.and_then(|message| message.immediate()), Some(7));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork.
     pub async fn perform(&self, request: WorkRequest<'_>) -> Result<Completion> {
@@ -91,6 +105,18 @@ impl AsyncConnection {
     /// Send: a message that takes the oldest receive of the peer. Ready when the peer has it. Brings the buffer back, if there was one.
     ///
     /// A slice is copied, and has at most [`inline_bytes`](AsyncOptions::inline_bytes), or is sent from a buffer of the connection's.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// client.send(b"a question").await?;
+    /// let question = server.receive().await?.expect("the client is there");
+    /// assert_eq!(&question[..], b"a question");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncConnection::perform`]; [`Error::Request`] if the request has failed.
@@ -110,6 +136,23 @@ impl AsyncConnection {
 
     /// RDMA Write: puts the bytes at the beginning of `remote`. Ready when the peer's device has them. Brings the buffer back, if there was one.
     ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(64, Rights::WRITE)?;
+    /// let there = region.remote();
+    /// client.write(b"hello", &there).await?;
+    /// // The message says that the bytes are there.
+    /// client.send(b"look").await?;
+    /// server.receive().await?;
+    /// assert_eq!(region.to_vec(..5), b"hello");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncConnection::send`].
     pub async fn write(
@@ -122,6 +165,22 @@ impl AsyncConnection {
 
     /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, and brings it back.
     ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(64, Rights::READ)?;
+    /// region.write(0, b"good morning");
+    /// let there = region.remote().slice(..12).expect("the region has so much");
+    /// let buffer = client.read(client.buffer(12)?, &there).await?;
+    /// assert_eq!(&buffer[..], b"good morning");
+    /// client.recycle(buffer);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncConnection::send`].
     pub async fn read(&self, target: Buffer, remote: &RemoteMemory) -> Result<Buffer> {
@@ -130,6 +189,20 @@ impl AsyncConnection {
 
     /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. What was there before.
     ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(8, Rights::ATOMIC)?;
+    /// let counter = region.remote();
+    /// assert_eq!(client.fetch_add(&counter, 5).await?, 0);
+    /// assert_eq!(client.fetch_add(&counter, 1).await?, 5);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncConnection::send`]. The address and the rights are as for [`WorkRequest::fetch_add`].
     pub async fn fetch_add(&self, remote: &RemoteMemory, value: u64) -> Result<u64> {
@@ -137,6 +210,21 @@ impl AsyncConnection {
     }
 
     /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. What was there before.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(8, Rights::ATOMIC)?;
+    /// let lock = region.remote();
+    /// // It was free, and is 17 now.
+    /// assert_eq!(client.compare_swap(&lock, 0, 17).await?, 0);
+    /// assert_eq!(client.compare_swap(&lock, 0, 18).await?, 17);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncConnection::fetch_add`].
@@ -153,6 +241,23 @@ impl AsyncConnection {
     }
 
     /// The oldest message that nobody has taken. Waits until there is one. None after the end of the connection, when all messages are taken.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// client.send(b"the last words").await?;
+    /// drop(client);
+    /// let mut messages = 0;
+    /// while let Some(message) = server.receive().await? {
+    ///     assert_eq!(&message[..], b"the last words");
+    ///     messages += 1;
+    /// }
+    /// assert_eq!(messages, 1);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// A message was longer than [`message_bytes`](AsyncOptions::message_bytes), or could not be taken for another reason ([`Error::Request`]): that
@@ -193,6 +298,20 @@ impl AsyncConnection {
     }
 
     /// Waits until the connection has ended, by either side and for any reason, and says how.
+    ///
+    /// ```
+    /// use adverb::End;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// assert!(server.ended().is_none());
+    /// client.disconnect()?;
+    /// assert_eq!(server.closed().await?, End::Peer);
+    /// assert_eq!(client.closed().await?, End::Here);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EMFILE and ENFILE when descriptors have run out; those of the runtime.

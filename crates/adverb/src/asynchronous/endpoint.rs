@@ -102,6 +102,17 @@ impl AsyncEndpoint {
     }
 
     /// An endpoint with other options, for the connections that come.
+    ///
+    /// ```
+    /// use adverb::ProtectionDomain;
+    /// use adverb::asynchronous::{AsyncEndpoint, AsyncOptions, Runtime};
+    ///
+    /// /// Connections for long messages.
+    /// fn endpoint(domain: &ProtectionDomain, runtime: impl Runtime) -> AsyncEndpoint {
+    ///     let options = AsyncOptions { message_bytes: 1 << 20, ..AsyncOptions::default() };
+    ///     AsyncEndpoint::new(domain, runtime).with_options(options)
+    /// }
+    /// ```
     pub fn with_options(self, options: AsyncOptions) -> Self {
         Self { options, ..self }
     }
@@ -264,6 +275,24 @@ fn timer(time: Duration) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Takes connections on a local address. Dropping it stops listening.
+///
+/// ```
+/// use adverb::asynchronous::{AsyncConnection, AsyncEndpoint};
+///
+/// async fn serve(endpoint: &AsyncEndpoint) -> adverb::Result<()> {
+///     let mut listener = endpoint.listen(([127, 0, 0, 1], 7471).into(), 128)?;
+///     loop {
+///         let request = listener.accept().await?;
+///         tokio::spawn(async move {
+///             match request.accept(&[]).await {
+///                 Ok(connection) => answer(connection).await,
+///                 Err(error) => eprintln!("a client has gone: {error}"),
+///             }
+///         });
+///     }
+/// }
+/// # async fn answer(_: AsyncConnection) {}
+/// ```
 pub struct AsyncListener {
     listener: Listener,
     watch: Box<dyn Watch>,
@@ -299,6 +328,19 @@ impl fmt::Debug for AsyncListener {
 /// A peer that asks for a connection. Dropping it refuses.
 ///
 /// [`AsyncConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a task of its own.
+///
+/// ```
+/// use adverb::asynchronous::{AsyncConnection, AsyncConnectionRequest};
+///
+/// /// Accepts a client that knows the word.
+/// async fn accept(request: AsyncConnectionRequest) -> adverb::Result<Option<AsyncConnection>> {
+///     if !request.private_data().starts_with(b"sesame") {
+///         request.reject(b"no")?;
+///         return Ok(None);
+///     }
+///     Ok(Some(request.accept(b"welcome").await?))
+/// }
+/// ```
 #[derive(Debug)]
 pub struct AsyncConnectionRequest {
     request: ConnectionRequest,

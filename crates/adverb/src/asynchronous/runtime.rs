@@ -11,6 +11,26 @@ pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A program with another runtime writes the
 /// two functions itself.
+///
+/// ```
+/// use adverb::asynchronous::{Runtime, Task, Watch};
+/// use std::io;
+/// use std::os::fd::OwnedFd;
+///
+/// /// A runtime that logs each watch, and hands it to another one.
+/// struct Watched<R>(R);
+///
+/// impl<R: Runtime> Runtime for Watched<R> {
+///     fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>> {
+///         println!("watching {descriptor:?}");
+///         self.0.watch(descriptor)
+///     }
+///
+///     fn spawn(&self, task: Task) {
+///         self.0.spawn(task);
+///     }
+/// }
+/// ```
 pub trait Runtime: Send + Sync + 'static {
     /// Watches `descriptor` for the time that the result lives.
     ///
@@ -103,6 +123,29 @@ mod with_smol {
     use std::task::{Context, Poll};
 
     /// The runtime of smol: its global executor.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Smol};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let endpoint = AsyncEndpoint::new(&domain, Smol);
+    /// smol::block_on(async {
+    ///     let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16)?;
+    ///     let address = listener.local_address();
+    ///     let server = smol::spawn(async move {
+    ///         let connection = listener.accept().await?.accept(&[]).await?;
+    ///         Ok::<_, adverb::Error>(connection)
+    ///     });
+    ///     let client = endpoint.connect(address, &[]).await?;
+    ///     client.send(b"hello").await?;
+    ///     let message = server.await?.receive().await?.expect("the client is there");
+    ///     assert_eq!(&message[..], b"hello");
+    ///     Ok::<_, adverb::Error>(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Smol;
 

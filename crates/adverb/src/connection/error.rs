@@ -118,6 +118,24 @@ impl From<ConnectError> for std::io::Error {
 /// A connection that did not come about, with its queue pair. It becomes a [`ConnectError`] or an [`Error`](crate::Error) by `?`.
 ///
 /// The queue pair is in error: its receives come back as flushed. [`QueuePair::reset`] makes it new.
+///
+/// ```
+/// use adverb::{ConnectError, Connection, ConnectionOptions, QueuePair};
+/// use std::net::SocketAddr;
+///
+/// /// Tries several servers with one queue pair.
+/// fn connect(mut queue_pair: QueuePair, servers: &[SocketAddr]) -> Result<Connection, ConnectError> {
+///     let mut last = ConnectError::NobodyListens;
+///     for server in servers {
+///         match queue_pair.connect_with(*server, &ConnectionOptions::new()) {
+///             Ok(connection) => return Ok(connection),
+///             Err(failed) => (last, queue_pair) = (failed.error, failed.queue_pair),
+///         }
+///         queue_pair.reset()?;
+///     }
+///     Err(last)
+/// }
+/// ```
 pub struct NotConnected {
     /// Why there is no connection.
     pub error: ConnectError,

@@ -61,6 +61,19 @@ impl Listener {
     /// Listens on `address` (port 0 chooses one) on the device of `context`; at most `backlog` requests wait for
     /// [`Listener::accept`].
     ///
+    /// ```
+    /// use adverb::{Context, Listener};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = Context::open_default()?;
+    /// let listener = Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 16)?;
+    /// let address = listener.local_address();
+    /// assert_ne!(address.port(), 0);
+    /// assert!(Listener::bind(&context, address, 16).is_err(), "the port is in use");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2). EADDRNOTAVAIL also where another program listens on this port of all addresses.
     pub fn bind(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener> {
@@ -82,6 +95,15 @@ impl Listener {
 
     /// The oldest request for a connection, if one waits. Never sleeps.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// let listener = adverb::Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 16)?;
+    /// assert!(listener.try_accept()?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// ENODEV in a child of fork; EIO after a thread of adverb has failed.
     pub fn try_accept(&self) -> Result<Option<ConnectionRequest>> {
@@ -93,6 +115,18 @@ impl Listener {
     }
 
     /// The oldest request for a connection; sleeps until there is one, at most `timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// let listener = adverb::Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 16)?;
+    /// let nobody = listener.accept(Duration::from_millis(1));
+    /// assert!(nobody.is_err_and(|error| error.is_timeout()));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ETIMEDOUT ([`Error::is_timeout`]) when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
@@ -228,6 +262,26 @@ impl ConnectionRequest {
     }
 
     /// Refuses the connection, telling the peer `private_data`.
+    ///
+    /// ```
+    /// use adverb::ConnectError;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let queue_pair = queue_pair(&domain)?;
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || queue_pair.connect(address, b"who I am", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// assert!(request.peer_address().ip().is_loopback());
+    /// request.reject(b"not today")?;
+    /// # let answer = client.join().unwrap();
+    /// // The client:
+    /// let Err(ConnectError::Rejected { private_data, .. }) = answer else { panic!("{answer:?}") };
+    /// assert!(private_data.starts_with(b"not today"));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for more private data than the transport carries.

@@ -276,11 +276,32 @@ impl Connection {
     }
 
     /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let (client, _server) = connected(client, server, b"welcome")?;
+    /// assert!(client.private_data().starts_with(b"welcome"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
     /// The peer's address.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// let (here, there) = (client.local_address(), client.peer_address());
+    /// assert!([here, there].iter().all(|it| it.is_some_and(|it| it.ip().is_loopback())));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.peer
     }
@@ -314,6 +335,18 @@ impl Connection {
     }
 
     /// Ends the connection in order. Requests that are not complete come back as flushed.
+    ///
+    /// ```
+    /// use adverb::End;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.disconnect()?;
+    /// assert_eq!(client.wait_ended(SOON), Some(End::Here));
+    /// assert_eq!(server.wait_ended(SOON), Some(End::Peer));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn disconnect(&self) -> Result<()> {
         let mut state = self.progress.lock();
         state.by_us |= !state.ended;
@@ -334,6 +367,19 @@ impl Connection {
     }
 
     /// How the connection has ended. None while it stands.
+    ///
+    /// ```
+    /// use adverb::End;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// assert!(client.ended().is_none());
+    /// drop(server);
+    /// assert_eq!(client.wait_ended(SOON), Some(End::Peer));
+    /// assert_eq!(client.ended(), Some(End::Peer));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ended(&self) -> Option<End> {
         self.end_of(&self.progress.lock())
     }
@@ -350,6 +396,17 @@ impl Connection {
 
     /// A descriptor that is readable once the connection has ended, and stays so. Only for poll(2) and its like. The first call makes it.
     ///
+    /// ```
+    /// use adverb::Connection;
+    /// use std::os::fd::AsRawFd;
+    ///
+    /// /// An entry for poll(2), which is readable once the connection has ended.
+    /// fn entry(connection: &Connection) -> adverb::Result<libc::pollfd> {
+    ///     let descriptor = connection.end_descriptor()?.as_raw_fd();
+    ///     Ok(libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 })
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// EMFILE and ENFILE when descriptors have run out.
     pub fn end_descriptor(&self) -> Result<BorrowedFd<'_>> {
@@ -358,6 +415,17 @@ impl Connection {
 
     /// Ends the connection, and keeps the queue pair: it is in error then, and its requests come back as flushed. [`QueuePair::reset`] makes it
     /// new.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (_client, server) = ends()?;
+    /// let mut queue_pair = server.into_queue_pair();
+    /// // Four receives were posted.
+    /// assert_eq!(queue_pair.reset()?.len(), 4);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn into_queue_pair(self) -> QueuePair {
         let Self { handle, queue_pair, .. } = self;
         drop(handle);
@@ -383,6 +451,24 @@ impl fmt::Debug for Connection {
 
 impl QueuePair {
     /// Connects to the program that listens at `peer`, with `private_data` for it. Waits for the answer, at most `timeout`.
+    ///
+    /// ```
+    /// use adverb::{ConnectError, QueuePairOptions};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// let completions = context.completion_queue(16)?;
+    /// let queue_pair = context.protection_domain()?.queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let listener = adverb::Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let server = listener.local_address();
+    /// # drop(listener);
+    /// let result = queue_pair.connect(server, b"who I am", Duration::from_secs(10));
+    /// // The server has gone.
+    /// assert!(matches!(result, Err(ConnectError::NobodyListens)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone then, with its buffers:

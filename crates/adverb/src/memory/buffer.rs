@@ -42,6 +42,17 @@ impl Buffer {
 
     /// Keeps the bytes before `at`, and returns the others as a buffer of the same registration.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A head and a body of one registration.
+    /// let mut head = domain.buffer(1040)?;
+    /// let body = head.split_off(16);
+    /// assert_eq!((head.len(), body.len()), (16, 1024));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     /// If `at` is more than the length.
     pub fn split_off(&mut self, at: usize) -> Buffer {
@@ -62,6 +73,20 @@ impl Buffer {
     }
 
     /// The part of the buffer that a request is to send from or receive into. The completion brings the whole buffer back.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// let mut buffer = client.domain().buffer(4096)?;
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// client.post_send(WorkRequest::send(buffer.slice(..5)))?;
+    /// assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), b"hello");
+    /// assert_eq!(client.send_queue().wait(SOON)?.success()?.into_buffer().len(), 4096);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the range passes the end.

@@ -90,6 +90,15 @@ impl ProtectionDomain {
 
     /// `count` buffers of `length` bytes each, under one registration.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let buffers = domain.buffers(100, 64)?;
+    /// assert_eq!(buffers.iter().map(|buffer| buffer.len()).collect::<Vec<_>>(), [64; 100]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`] for all the bytes together.
     pub fn buffers(&self, count: usize, length: usize) -> Result<Vec<Buffer>> {
@@ -105,6 +114,19 @@ impl ProtectionDomain {
 
     /// `length` bytes of registered memory, all zero, that peers may use as `rights` says, from now until the last clone of the
     /// region is dropped.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A table that peers read, and a mailbox that they write to.
+    /// let table = domain.memory_region(1 << 16, Rights::READ)?;
+    /// let mailbox = domain.memory_region(4096, Rights::WRITE)?;
+    /// assert_ne!(table.remote().key(), mailbox.remote().key());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`].

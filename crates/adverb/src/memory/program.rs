@@ -9,6 +9,29 @@ use std::ptr::NonNull;
 
 /// A value with bytes that stay where they are: it can be registered as a [`MemoryRegion`](crate::MemoryRegion).
 ///
+/// ```
+/// use adverb::{Rights, StableMemory};
+/// use std::ptr::NonNull;
+///
+/// struct Table(Box<[u64; 512]>);
+///
+/// // SAFETY: the bytes lie on the heap as long as the table lives, and nothing uses them while it is registered.
+/// unsafe impl StableMemory for Table {
+///     fn bytes(&mut self) -> (NonNull<u8>, usize) {
+///         (NonNull::from(&mut *self.0).cast(), size_of::<[u64; 512]>())
+///     }
+/// }
+///
+/// # fn main() -> adverb::Result<()> {
+/// let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let region = domain.register(Table(Box::new([0; 512])), Rights::READ)?;
+/// region.write(8, &7_u64.to_ne_bytes());
+/// let table: Table = region.deregister().expect("this is the last clone");
+/// assert_eq!(table.0[1], 7);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Safety
 /// [`StableMemory::bytes`] always returns the same range. As long as the value lives, also while it is moved, the range stays mapped, initialised,
 /// readable and writable, and nothing in this program accesses it but through the registration.
@@ -254,6 +277,17 @@ impl fmt::Debug for FileMapping {
 }
 
 /// Memory that could not be registered, and why. It becomes an [`Error`](crate::Error) by `?`.
+///
+/// ```
+/// # fn main() -> adverb::Result<()> {
+/// let domain = adverb::Context::open_default()?.protection_domain()?;
+/// // No bytes cannot be registered.
+/// let refused = domain.register_buffer(Vec::with_capacity(64)).unwrap_err();
+/// println!("{}", refused.error);
+/// assert_eq!(refused.memory.capacity(), 64);
+/// # Ok(())
+/// # }
+/// ```
 pub struct NotRegistered<M> {
     /// Why the memory is not registered.
     pub error: crate::Error,

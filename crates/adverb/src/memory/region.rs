@@ -87,6 +87,21 @@ impl MemoryRegion {
 
     /// Ends the registration, and gives back the memory that [`ProtectionDomain::register`] has taken. From then on peers are refused.
     ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.register(vec![7; 64], Rights::READ)?;
+    /// let clone = region.clone();
+    /// let region = region.deregister::<Vec<u8>>().expect_err("there is another clone");
+    /// drop(clone);
+    /// let vector: Vec<u8> = region.deregister().expect("this is the last clone");
+    /// assert_eq!(vector, [7; 64]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The region again, if there is another clone, if a request in flight uses a part of it, or if the memory is not of the type `M`.
     pub fn deregister<M: StableMemory>(self) -> Result<M, MemoryRegion> {
@@ -138,12 +153,38 @@ impl MemoryRegion {
     }
 
     /// The token by which peers name the region: send it to those who may use it.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(4096, Rights::READ)?;
+    /// // For a peer that may read the second half:
+    /// let token = region.remote().slice(2048..).expect("the region has so much");
+    /// assert_eq!((token.len(), token.key()), (2048, region.remote().key()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn remote(&self) -> RemoteMemory {
         let address = self.allocation.start().as_ptr() as u64;
         RemoteMemory::new(address, self.len() as u64, self.allocation.key())
     }
 
     /// Part of the region, as the local bytes of a request of this side.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// let region = client.domain().memory_region(4096, Rights::empty())?;
+    /// region.write(100, b"from the middle");
+    /// client.post_send(WorkRequest::send(region.slice(100..115)))?;
+    /// assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), b"from the middle");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the range passes the end.
@@ -156,6 +197,20 @@ impl MemoryRegion {
     ///
     /// Of memory that the program has registered itself, only whole words count. There are none if that memory does not begin at a multiple of 8:
     /// then use [`MemoryRegion::word`].
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A counter for each of 16 peers.
+    /// let region = domain.memory_region(16 * 8, Rights::ATOMIC)?;
+    /// let total: u64 = region.words().iter().map(|word| word.load(Ordering::Acquire)).sum();
+    /// assert_eq!((region.words().len(), total), (16, 0));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn words(&self) -> &[AtomicU64] {
         let start = self.allocation.start().as_ptr();
         let count = match self.allocation.is_padded() {
@@ -173,6 +228,20 @@ impl MemoryRegion {
 
     /// The 8 bytes from `offset` on as an atomic word, in the machine's byte order. None if they pass the end, or if their address is no multiple
     /// of 8.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(64, Rights::READ)?;
+    /// let sequence = region.word(56).expect("the last eight bytes");
+    /// sequence.fetch_add(1, Ordering::Release);
+    /// assert!(region.word(60).is_none() && region.word(4).is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let inside = offset.checked_add(8).is_some_and(|end| end <= self.len());
         // SAFETY: the address lies within the live allocation.
@@ -217,6 +286,20 @@ impl MemoryRegion {
 
     /// Copies the bytes from `offset` on into `target`. A peer that writes meanwhile may be seen half way, never within an aligned
     /// word of 8.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(64, Rights::WRITE)?;
+    /// region.write(10, b"somewhere");
+    /// let mut copy = [0; 4];
+    /// region.read(14, &mut copy);
+    /// assert_eq!(&copy, b"wher");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the range passes the end.
@@ -267,6 +350,18 @@ impl MemoryRegion {
     }
 
     /// A copy of the bytes of `range`.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(64, Rights::WRITE)?;
+    /// region.write(0, b"all of it");
+    /// assert_eq!((region.to_vec(..3), region.to_vec(..).len()), (b"all".to_vec(), 64));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the range passes the end.

@@ -38,6 +38,18 @@ impl RemoteMemory {
     pub const BYTES: usize = 20;
 
     /// The `length` bytes that the peer calls `address`, under its key `key` (rkey, STag).
+    ///
+    /// ```
+    /// use adverb::RemoteMemory;
+    ///
+    /// /// The token in a message of another program, such as rping: address, key and length, big-endian.
+    /// fn token(message: &[u8; 16]) -> RemoteMemory {
+    ///     let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    ///     RemoteMemory::new(number(&message[..8]), number(&message[12..]), number(&message[8..12]) as u32)
+    /// }
+    ///
+    /// assert_eq!(token(&[0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 7, 0, 0, 0, 64]), RemoteMemory::new(4096, 64, 7));
+    /// ```
     pub fn new(address: u64, length: u64, key: u32) -> Self {
         Self { address, length, key }
     }
