@@ -156,7 +156,7 @@ impl ConnectionOptions {
     /// The traffic class of the packets (`tos` of rdma_cm, DSCP of IP). Of the side that connects.
     ///
     /// ```
-    /// /// Expedited forwarding: the DSCP 46 stands in the upper six bits.
+    /// // Expedited forwarding: the DSCP 46 stands in the upper six bits.
     /// let options = adverb::ConnectionOptions::new().traffic_class(46 << 2);
     /// ```
     pub fn traffic_class(self, class: u8) -> Self {

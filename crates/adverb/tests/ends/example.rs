@@ -39,7 +39,7 @@ mod pair {
         connected(client, server, b"")
     }
 
-    /// Likewise; the server offers a region of 4096 bytes with these rights, and the client has its token.
+    /// A client and a server as `ends` has them. The server offers a region of 4096 bytes with these rights, and the client has its token.
     pub fn ends_with_region(
         rights: adverb::Rights,
     ) -> adverb::Result<(adverb::Connection, adverb::Connection, adverb::MemoryRegion, adverb::RemoteMemory)>
