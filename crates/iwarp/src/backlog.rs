@@ -1,5 +1,5 @@
-//! What a listener holds for peers: connections that have sent no request yet, and requests that wait for the program's answer. Both are
-//! bounded, and apart: a peer that connects and then says nothing takes nobody's place among the requests.
+//! Connections that a listener holds for peers: those that have sent no request yet, and those whose request waits for the program's answer. Each kind has
+//! a bound of its own, so a peer that connects and then says nothing takes no place among the requests.
 
 use crate::lock;
 use crate::startup::Greeting;

@@ -1,4 +1,4 @@
-//! The device `iwarp0`: what it can do, and its queue pair numbers.
+//! The device `iwarp0`: its abilities, and its queue pair numbers.
 
 use crate::endpoint::Endpoint;
 use crate::lane::Lanes;
@@ -32,7 +32,7 @@ pub const FACTORY: TransportFactory = TransportFactory {
     },
 };
 
-/// Deepest queue of inbound or outbound reads: what the Linux siw driver offers, too.
+/// Deepest queue of inbound or outbound reads, as the Linux siw driver offers.
 pub(crate) const MAX_READS: u32 = 128;
 /// Most scatter/gather elements of a request.
 pub(crate) const MAX_SGES: u32 = 32;
@@ -115,7 +115,7 @@ impl Transport for Iwarp {
     }
 
     fn gids(&self) -> Vec<Gid> {
-        // An iWARP port has one GID: its hardware address, or what stands for it, then zeros.
+        // An iWARP port has one GID: its hardware address, or a number in place of one, then zeros.
         let mut bytes = [0; 16];
         bytes[..6].copy_from_slice(&(node_guid() ^ self.salt).to_be_bytes()[..6]);
         vec![Gid { index: 0, bytes, interface: 0, kind: GidKind::IbOrRoceV1 }]

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// What the background thread watches for while a lane is armed.
+/// The events of a socket that the background thread waits for while the lane is armed.
 const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
 
 /// The thread that receives.
@@ -47,10 +47,10 @@ pub(crate) enum By {
     Background,
 }
 
-/// What a receive brought.
+/// The outcome of a receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Receipt {
-    /// Something.
+    /// Bytes or messages have been taken in.
     pub(crate) worked: bool,
     /// A one-sided request, or anything else that the peer's program expects to be served without ours.
     pub(crate) one_sided: bool,
@@ -73,7 +73,7 @@ pub(crate) enum Cause {
         /// The status that the request completes with.
         status: Status,
     },
-    /// The peer broke a rule, or asked for what it may not have.
+    /// The peer broke a rule, or asked for memory that it may not have.
     Fault(Fault, Terminate),
     /// The peer ended the connection with an error.
     Terminated(Terminate),
@@ -85,7 +85,7 @@ pub(crate) enum Cause {
     Here,
 }
 
-/// What a read or atomic brings back, and for whom.
+/// Where the bytes of a read's or atomic's answer go, and which request they complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadSink {
     /// The request; None for the indication that we sent as the initiator.
@@ -104,45 +104,49 @@ pub(crate) struct Endpoint {
     pub(crate) reads: Mutex<OutstandingReads<ReadSink>>,
     /// Reads and atomics that the peer waits for.
     pub(crate) inbound: Mutex<InboundReads>,
-    /// Whether there may be any: spares the sender the lock.
+    /// Whether `inbound` may have some, so that the sending thread need not take its lock. The receiving thread sets it after one is queued. The sending
+    /// thread clears it with that lock, when none is left.
     pub(crate) has_inbound: AtomicBool,
-    /// Bytes of them may not have been taken from memory.
+    /// Bytes of the peer's reads may not have been taken from memory yet. Changes with the receive lock alone.
     pub(crate) has_untaken: AtomicBool,
-    /// Bytes that our own reads wait for.
+    /// Bytes that our own reads wait for. The sending thread adds a read's, the receiving thread subtracts them.
     pub(crate) reading: AtomicU64,
-    /// Each time that something is handed to the system is a round, which ends when what that completes is told. What is received meanwhile is put off.
+    /// A round begins before the sending thread hands bytes to the system or to the peer's memory, and ends once their completions are reported. A receiving
+    /// thread puts off bytes that come meanwhile, so that an answer is never seen before its request's completion.
     // PRACTICE-ORDER-1
     pub(crate) rounds: Rounds,
-    /// Counts the calls of `transmit`: after each, the thread that sends looks at the queues.
+    /// Counts the calls of `transmit`. A thread calls, counts, and then tries `tx`. The thread that has `tx` looks at the count again after it lets go.
     rings: Rings,
     posts: Posts,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
     /// Whether the peer has sent a frame.
     heard: AtomicBool,
-    /// Whether requests wait for room in the socket, or for uses of the bytes of a key.
+    /// Whether requests wait for room in the socket, or for uses of the bytes of a key. The sending thread sets it before the attempt that finds no room,
+    /// so that the background thread, at the edge that tells of room, finds it set.
     pub(crate) is_full: AtomicBool,
     /// This process's connections within the host.
     pub(crate) host: Arc<LocalHost>,
-    /// What the program lets peers do: bits of [`adverb_core::memory::Access`].
+    /// The rights that the program gives peers: bits of [`adverb_core::memory::Access`].
     pub(crate) permitted: AtomicU32,
     /// The last one-sided request that was sent needed no TCP.
     pub(crate) is_direct: AtomicBool,
     /// The last message needed no TCP.
     pub(crate) is_beside: AtomicBool,
-    /// Channels whose other ends sleep, and are to be woken for what was posted.
+    /// Channels whose other ends sleep. The posting thread wakes them once it has let go of its locks.
     to_ring: Mutex<Vec<Arc<Channel>>>,
     /// The peer has sent more through shared memory than it may: the connection ends.
     refuses_peer: AtomicBool,
-    /// Messages that have come through shared memory wait, perhaps. A thread that puts one in sets this; a thread that has the receive lock clears it.
+    /// Messages through shared memory may wait in the inbox. A thread that puts one in sets this afterwards. A thread with the receive lock clears it
+    /// and then looks into the inbox.
     waits: AtomicBool,
     /// There is a connection, and its peer sends all messages by TCP: polls must look at its socket.
     needs_socket: AtomicBool,
-    /// Long operations in the peer's memory are under way, of which polls and the background thread take turns. Changes with the transmit lock.
+    /// Long operations in the peer's memory are under way: polls and the background thread carry them on in turns. Changes with the transmit lock.
     is_copying: AtomicBool,
     /// No thread that posts or polls waits for the transmit lock, so none leaves notes here.
     pub(crate) busy: Busy,
-    /// Goes on with what a post that carries its request out at once has kept from others.
+    /// Has the background thread send and receive for threads that found a lock taken by a post that carries its request out at once.
     catches_up: Arc<CatchUp>,
     this: Weak<Endpoint>,
     /// Looks after messages that wait for their receives.
@@ -156,7 +160,7 @@ pub(crate) struct Endpoint {
     link: Mutex<Link>,
 }
 
-/// What belongs to the connection but not to the fast path.
+/// Parts of the connection that the fast path does not need.
 #[derive(Default)]
 struct Link {
     socket: Option<Arc<Socket>>,
@@ -164,18 +168,18 @@ struct Link {
     watched: bool,
     drain: Option<Timer>,
     sink: Option<Arc<dyn ConnectionSink>>,
-    /// What to report as established once the initiator's first frame has come.
+    /// The parameters to report as established once the initiator's first frame has come.
     established: Option<ConnectionParameters>,
-    /// How long that is waited for.
+    /// Ends the wait for that frame.
     patience: Option<Timer>,
-    /// A thread is reporting that at this instant; then the same thread reports the end, too, so that they come in order.
+    /// A thread is reporting the establishment at this instant. The same thread then reports the end, too, so that they come in order.
     reporting: bool,
     ended: Option<i32>,
-    /// Where processes of this host find it.
+    /// Where processes of this host find the connection.
     place: Option<EndPlace>,
 }
 
-/// How a connection starts: what the start-up has agreed on.
+/// The start of a connection: its socket, and the terms that both sides have agreed on.
 pub(crate) struct Start {
     pub(crate) socket: Arc<Socket>,
     pub(crate) parameters: Parameters,
@@ -282,7 +286,7 @@ impl Endpoint {
         }
     }
 
-    /// Has the background thread look again at what is ready already.
+    /// Has the background thread be told again of events that are there already.
     fn report_again(&self) {
         let link = lock(&self.link);
         if let (Some(socket), Some(token), true) = (&link.socket, link.token, link.watched) {
@@ -290,7 +294,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what has arrived, unless another thread is doing it: then that thread looks again afterwards.
+    /// Takes in the bytes and messages that have arrived. If another thread has the receive lock, this one goes away. The background thread leaves a note
+    /// before it tries the lock, and the holder looks for notes after it lets go. A poll leaves none: the next poll looks again.
     #[inline]
     pub(crate) fn receive(&self, by: By) -> Receipt {
         let mut all = Receipt::default();
@@ -303,7 +308,8 @@ impl Endpoint {
             let Some(rx) = &mut *guard else { return all };
             let taken = rx.take_in(self, by);
             if self.waits.load(Ordering::Relaxed) {
-                // In this order: a thread that brings a message puts it in first, and then says so here.
+                // Clear first, then look: a thread that brings a message puts it into the inbox first, and then sets `waits`. So the message is seen here, or
+                // `waits` is set after it was cleared.
                 self.waits.store(false, Ordering::SeqCst);
                 if rx.has_waiting() {
                     self.waits.store(true, Ordering::SeqCst);
@@ -372,7 +378,7 @@ impl Endpoint {
         true
     }
 
-    /// Sends what can be sent now, and goes on with what has been received meanwhile and had to wait for that.
+    /// Sends all that can be sent now. Then goes on with bytes that another thread has received meanwhile and put off.
     #[inline]
     pub(crate) fn send(&self) {
         self.send_alone();
@@ -381,9 +387,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes the bytes of the peer's reads that are not answered yet, before something behind them changes them. False if another thread is sending: that
-    /// thread goes on with what was received. With the receive lock. `transmit` becomes true if the caller is to send: threads that posted meanwhile rely on
-    /// the holder of the transmit lock.
+    /// Copies the bytes of the peer's reads that are not answered yet, before a later segment changes them. The caller has the receive lock. False if
+    /// another thread has the transmit lock: the bytes that came are put off, and that thread goes on with them after it lets go. `transmit` becomes true if
+    /// the caller is to send: threads that posted while this one had the transmit lock rely on it.
     // PRACTICE-ORDER-2
     pub(crate) fn take_reads(&self, transmit: &mut bool) -> bool {
         if !self.has_untaken.load(Ordering::Relaxed) {
@@ -423,7 +429,7 @@ impl Endpoint {
         self.heard.load(Ordering::Relaxed)
     }
 
-    /// A request goes by TCP: so do others, perhaps.
+    /// A request goes by TCP. Those behind it may have to, so posts do not try the other ways first.
     #[inline]
     pub(crate) fn goes_by_tcp(&self) {
         self.is_direct.store(false, Ordering::Relaxed);
@@ -432,7 +438,7 @@ impl Endpoint {
 
     /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
     pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: EndName) {
-        // First the receiving side: as soon as the other one has greeted the peer, messages come.
+        // First the receiving side: as soon as the sending side has greeted the peer, messages come.
         let is_new = match &mut *lock(&self.rx) {
             Some(rx) => rx.meets(socket, channel, peer),
             None => false,
@@ -441,7 +447,7 @@ impl Endpoint {
             tx.meets(self, socket, channel, peer);
         }
         if is_new {
-            // Its threads sleep on the sockets, so its peers are not told that messages may come by another way.
+            // On a lane whose threads sleep on the sockets, peers are not told that messages may come by shared memory: so all come by TCP.
             if !self.lane.is_attended() {
                 self.needs_socket.store(false, Ordering::Relaxed);
             }
@@ -459,7 +465,7 @@ impl Endpoint {
         self.receive_what_was_missed();
     }
 
-    /// The receive lock was held for something else: the background thread may have found it taken.
+    /// The calling thread has held the receive lock without receiving. The background thread may have found it taken and left a note.
     pub(self) fn receive_what_was_missed(&self) {
         if self.missed.is_noted() {
             self.receive(By::Background);
@@ -495,7 +501,7 @@ impl Endpoint {
         self.posts.wait(&self.queues.send)
     }
 
-    /// Where the lane is not being polled: threads that sleep on it may not know yet that the socket is full.
+    /// If the socket is full, tells the lane's watch: threads that sleep on the lane's descriptors may not wait for room yet. Not from polls.
     #[inline]
     fn tell_if_full(&self) {
         if self.is_full.load(Ordering::SeqCst) {
@@ -525,7 +531,7 @@ impl Endpoint {
                 outcome?;
             }
             drop(guard);
-            // A thread that rang while we held the lock found it taken: look again for it.
+            // A thread that rang while this one had the lock found it taken: send for it.
             if !self.rings.since(seen) {
                 return Ok(());
             }
@@ -536,7 +542,7 @@ impl Endpoint {
 impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        // What needs no system call is not gathered.
+        // Posts that need no system call are not gathered.
         let needs_no_call = self.is_direct.load(Ordering::Relaxed) || self.is_beside.load(Ordering::Relaxed);
         if needs_no_call || !self.posts.put_off(&self.queues, self.lane.gathering()) {
             self.transmit_now();
@@ -555,7 +561,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
         let Ok(mut guard) = self.tx.try_lock() else { return Takeover::No };
         let Some(tx) = &mut *guard else { return Takeover::No };
-        // Since a thread has sent all there was: threads that have rung after that may have found the lock taken.
+        // The count of rings when a thread last looked for all there is to send. A thread that has rung since then may find the lock taken by this one.
         let seen = tx.heard;
         let taken_over = match is_message {
             true => tx.send_at_once(self, request),
@@ -570,7 +576,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
             lock(&self.to_ring).extend(tx.channel());
         }
         drop(guard);
-        // Not from here: the poster has its queue's lock.
+        // The background thread sends and receives for them. This thread may not: it has its queue's lock.
         let goes_on = self.rounds.go_on(&self.missed);
         if goes_on || self.rings.since(seen) {
             self.catch_up();
@@ -596,7 +602,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         if self.permitted.swap(attributes.access, Ordering::SeqCst) != attributes.access {
             let published = lock(&self.rx).as_mut().and_then(Rx::unpublish);
             self.receive_what_was_missed();
-            // That waits for threads in the middle of an operation.
+            // The drop waits for the peer's threads in the middle of an operation.
             drop(published);
         }
         match transition.to {
@@ -675,7 +681,7 @@ impl Source for Endpoint {
             if let Some(tx) = &mut *lock(&self.tx) {
                 tx.has_room();
             }
-            // In any case: a thread that has posted while we held the lock relies on it.
+            // In any case: a thread that has posted while this one had the lock relies on it.
             self.transmit_now();
         }
         if readiness & (PEER_CLOSED | FAILED) != 0 {

@@ -1,5 +1,5 @@
-//! Which posts wait to be gathered ([`adverb_core::gathering`]), until there are enough for a good write: those behind the first since a poll, and those of a program that
-//! takes completions of earlier requests one by one, while more of them wait.
+//! Which posts wait to be gathered ([`adverb_core::gathering`]), until there are enough for a good write. These are the posts behind the first one since a
+//! poll. If a program takes completions of earlier requests one by one, the first one waits, too, while more completions are there.
 //!
 //! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would need a system call to learn of them.
 
@@ -58,7 +58,7 @@ impl Posts {
         if has_polled {
             self.polls.store(polls, Ordering::Relaxed);
             gathering.visited();
-            // A program that does not look at what it has sent would not miss it, but its messages may be answers.
+            // A program that does not look at completions of its sends would not notice the delay, but its messages may be answers.
             let sends = queues.send_cq.polls();
             let looks_at_sends = self.sends.load(Ordering::Relaxed) != sends;
             self.sends.store(sends, Ordering::Relaxed);

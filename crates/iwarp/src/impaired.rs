@@ -1,5 +1,5 @@
-//! Faults of the wire ([`adverb_core::wire`]) on a connection: frames wait before they leave or are taken in, have a wrong checksum, or the connection
-//! is cut. TCP loses nothing, so what is behind a frame that waits, waits, too. There is none of this in processes without such faults.
+//! Faults of the wire ([`adverb_core::wire`]) on a connection: frames wait before they leave or are taken in, have a wrong checksum, or the connection is
+//! cut. TCP loses nothing, so frames behind one that waits, wait, too. Processes without such faults have none of these objects.
 
 use crate::endpoint::{Cause, Endpoint};
 use crate::observer;
@@ -57,7 +57,7 @@ fn ip(address: Option<SocketAddr>) -> IpAddr {
     address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
 }
 
-/// What becomes of a frame between our address and the peer's.
+/// The fate of a frame between our address and the peer's.
 fn ask(wire: &dyn Wire, direction: Direction, ends: [IpAddr; 2], kind: Kind, length: usize) -> Fate {
     let [local, peer] = ends;
     wire.pass(&Passing { direction, peer, local, kind, length, medium: Medium::Stream })
@@ -70,7 +70,7 @@ pub(crate) fn wait_of_startup(local: Option<SocketAddr>, peer: IpAddr, length: u
     })
 }
 
-/// What a frame is that begins with these bytes.
+/// The kind of a frame that begins with these bytes.
 pub(crate) fn kind_of_frame(bytes: &[u8]) -> Kind {
     let opcode = bytes.get(CONTROL).and_then(|control| Opcode::from_u8(control & 0xf));
     opcode.map_or(Kind::Other, observer::kind)

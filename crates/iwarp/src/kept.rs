@@ -39,7 +39,7 @@ impl KeptReads {
             return;
         }
         let mut bytes = vec![0; length];
-        // What cannot be read is refused when it is to be sent.
+        // A read of memory that cannot be read is refused when its answer is to be sent.
         if copy(&mut bytes) {
             self.0.push(Read { msn, from: offset, bytes });
         }

@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 
 /// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
 const ASK_EACH: usize = 4;
-/// So many polls in a row that find the sockets empty leave them to the background thread, if every peer has another way to send messages: to ask a socket takes a system call.
+/// After so many polls in a row that find the sockets empty, polls leave the sockets to the background thread, if every peer sends messages through
+/// shared memory. To ask a socket takes a system call.
 const IN_VAIN: u32 = 4096;
 
 /// The lanes of a device, one per completion queue.
@@ -54,7 +55,7 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// The process exits: every connection closes its direction, so that what was sent arrives and the peer sees an orderly end.
+    /// The process exits: every connection closes its direction, so that all bytes sent arrive and the peer sees an orderly end.
     pub(crate) fn at_exit(&self) {
         // A thread that was ended while it held a lock keeps it for ever: only try.
         let Ok(lanes) = self.0.try_lock() else { return };
@@ -69,21 +70,21 @@ impl Lanes {
 /// The connections of one completion queue.
 pub(crate) struct Lane {
     members: RwLock<Members>,
-    /// Says whether the background thread watches the lane's sockets.
+    /// Decides whether the background thread watches the lane's sockets.
     lane_watch: Arc<LaneWatch>,
     /// Says whether posts wait to be gathered.
     gathering: Arc<Gathering>,
-    /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
+    /// Polls take turns in its long operations in memory of other processes, and drain its channels.
     host: Arc<LocalHost>,
-    /// What the polls of the lane know of messages without TCP.
+    /// The channels as the lane's polls have last seen them.
     seen: Lock<ChannelSnapshot>,
     /// Polls in a row that have found the sockets empty.
     in_vain: AtomicU32,
-    /// The background thread alone looks at the sockets.
+    /// Polls do not ask the sockets: the background thread watches them alone.
     leaves_sockets: AtomicBool,
-    /// Messages have come that wait at a connection.
+    /// Messages may wait in the inbox of a connection. A thread that puts one there sets this afterwards; a poll clears it and then looks.
     has_waiting: AtomicBool,
-    /// Threads that sleep do so on the sockets.
+    /// Threads of the program sleep on the sockets themselves.
     is_attended: AtomicBool,
 }
 
@@ -109,7 +110,7 @@ impl Members {
         }
     }
 
-    /// What waits to be gathered leaves.
+    /// Posts that wait to be gathered leave.
     #[cold]
     fn send_off(&self) {
         self.list.iter().filter(|member| member.has_put_off()).for_each(|member| member.send());
@@ -124,7 +125,7 @@ impl Lane {
     /// A connection begins.
     pub(crate) fn add(self: &Arc<Self>, endpoint: &Arc<Endpoint>, fd: RawFd) {
         let mut members = self.members.write().unwrap_or_else(|e| e.into_inner());
-        // It is there already if the queue pair had a connection before.
+        // The endpoint is a member already if its queue pair had a connection before.
         if !members.list.iter().any(|member| Arc::ptr_eq(member, endpoint)) {
             members.list.push(endpoint.clone());
         }
@@ -170,7 +171,7 @@ impl Lane {
         self.is_attended.load(Ordering::SeqCst)
     }
 
-    /// A message waits at one of the connections.
+    /// A message waits in the inbox of one of the connections.
     pub(crate) fn has_waiting(&self) {
         self.has_waiting.store(true, Ordering::SeqCst);
     }
@@ -230,7 +231,7 @@ impl Lane {
         &self.gathering
     }
 
-    /// The program is about to sleep: what waits to be gathered leaves, and nothing does until it polls again.
+    /// The program is about to sleep: posts that wait to be gathered leave, and posts leave at once until the program polls again.
     fn rest(&self) {
         if self.gathering.rest() {
             self.send_off();
@@ -244,11 +245,11 @@ impl Lane {
 }
 
 impl Lane {
-    /// Looks at what comes without TCP.
+    /// Drains the channels, by which messages come without TCP.
     #[inline]
     fn poll_beside(&self) -> bool {
         let channels = &self.host.hub.channels;
-        // A thread that finds them taken has another one poll them.
+        // If another thread has the snapshot, that thread polls the channels.
         channels.any()
             && self
                 .seen
@@ -320,7 +321,7 @@ impl CqLane for Lane {
         self.rest();
         self.asks_sockets();
         self.lane_watch.attend();
-        // These have no descriptors for the program: the background thread takes in what comes by them.
+        // Channels have no descriptors for the program: the background thread takes in their messages.
         self.host.hub.channels.arm();
     }
 

@@ -1,5 +1,5 @@
-//! The end of a connection: our direction is closed, and what the peer still sends is read and thrown away until it closes too.
-//! Closing at once would reset the connection and could take our last message, a Terminate, from the peer (RFC5040-6.2.1-3).
+//! The end of a connection: our direction is closed, and bytes that the peer still sends are read and thrown away until it closes too. To close at once
+//! would reset the connection and could take our last message, a Terminate, from the peer (RFC5040-6.2.1-3).
 
 use crate::socket::{Socket, would_block};
 use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token};

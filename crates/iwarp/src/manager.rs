@@ -22,9 +22,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Private data of a program: what the Linux siw driver takes, less the four bytes of the depths.
+/// Most bytes of a program's private data: as the Linux siw driver takes, less the four bytes of the depths.
 const PRIVATE_DATA: usize = 252;
-/// Requests that wait for an answer, at most, whatever the program's backlog.
+/// Most requests that wait for an answer, also if the program's backlog is larger.
 const MAX_BACKLOG: u32 = 4096;
 
 /// How long a listener rests when the process has no descriptor for another connection.
@@ -33,7 +33,7 @@ const REST: Duration = Duration::from_millis(100);
 /// The connection management of the device.
 pub(crate) struct Manager;
 
-/// What we want of a connection between these addresses.
+/// The terms that this side wants for a connection between these addresses.
 fn config(local: Option<SocketAddr>, peer: SocketAddr, parameters: &ConnectionParameters) -> Config {
     // Within the host no byte is damaged on the way, so no checksum is asked for.
     // RFC5044-1.2-1, RFC5044-4.4-2
@@ -52,7 +52,7 @@ fn config(local: Option<SocketAddr>, peer: SocketAddr, parameters: &ConnectionPa
     }
 }
 
-/// The peer's depths in the terms of an event: what it may use here, and what we may use there.
+/// The peer's depths in the terms of an event: how many reads it may have under way here, and we there.
 pub(crate) fn depths_of(peer: Option<Depths>, ird: Option<u16>, ord: Option<u16>) -> ConnectionParameters {
     let clamp = |depth: Option<u16>| depth.unwrap_or(0).min(MAX_READS as u16) as u8;
     ConnectionParameters {
@@ -95,8 +95,8 @@ impl ConnectionBackend for Manager {
         PrivateDataLimits::check(request.private_data, PRIVATE_DATA)?;
         let destination = unwildcard(request.destination);
         let local = request.source.as_ref().map(|source| source.local());
-        // A socket of the other family is of no use. One of the same family has the port already: another one would have to wait until it is closed, and the
-        // port could be somebody else's then.
+        // A bound socket of the other family is of no use. One of the same family has the port already. A fresh one could have the port only after that one is
+        // closed, and another program could take the port in between.
         let bound = request
             .source
             .filter(|source| source.local().is_ipv4() == destination.is_ipv4())
@@ -150,7 +150,7 @@ fn apply(socket: &Socket, address: &SocketAddr, options: AddressOptions) {
     }
 }
 
-/// Binds so that whoever else holds the port is in the way, but not connections of an earlier listener in TIME-WAIT.
+/// Binds a socket. Fails if another socket holds the port, but not because of connections of an earlier listener in TIME-WAIT.
 fn hold(socket: &Socket, local: &SocketAddr) -> io::Result<()> {
     match socket.bind(local) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {
@@ -341,7 +341,7 @@ impl IncomingConnection for WaitingRequest {
         endpoint.check_unconnected()?;
         PrivateDataLimits::check(private_data, PRIVATE_DATA)?;
         let mut config = config(Some(self.local), self.peer, &parameters);
-        // The depth is what the program says, though the peer may ask for more.
+        // The program's depth is the limit, though the peer may ask for more.
         config.ird_limit = config.ird;
         let (reply, agreed) =
             self.offer.accept(&config, private_data).map_err(|error| Error::invalid(error.to_string()))?;

@@ -18,7 +18,7 @@ use adverb_wire::zerocopy::FromBytes;
 use arrayvec::ArrayVec;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// What a segment is, by the operation in its header.
+/// The kind of a segment, by the operation in its header.
 pub(crate) fn kind(opcode: Opcode) -> Kind {
     match opcode {
         Opcode::Write => Kind::Write,
@@ -34,7 +34,7 @@ pub(crate) fn kind(opcode: Opcode) -> Kind {
     }
 }
 
-/// What a header says of its segment.
+/// The segment that a header describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     opcode: Opcode,
@@ -87,7 +87,7 @@ impl Head {
     }
 }
 
-/// One direction of a connection that somebody looks at.
+/// One direction of a connection, whose segments the log or a watcher sees.
 pub(crate) struct StreamObserver {
     direction: Direction,
     stream: Stream,
@@ -103,7 +103,7 @@ fn address(of: Option<SocketAddr>) -> SocketAddr {
 }
 
 impl StreamObserver {
-    /// The observer of one direction of a connection that begins; None if nobody wants to see packets.
+    /// The observer of one direction of a connection that begins; None if neither the log nor a watcher wants to see packets.
     pub(crate) fn of(socket: &Socket, direction: Direction, has_markers: bool) -> Option<Box<Self>> {
         watch::packets().then(|| {
             let (local, peer) = (address(socket.local()), address(socket.peer()));

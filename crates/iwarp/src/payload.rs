@@ -1,4 +1,4 @@
-//! The memory of payloads, ours and what the peer names: opened by its key, read, and changed by atomics.
+//! The memory of payloads, which our requests or the peer's name: opened by its key, read, and changed by atomics.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::kept::KeptReads;
@@ -30,7 +30,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What that means for the connection, when it happens at `offset` of the message.
+    /// The cause by which the connection ends, when the failure is at `offset` of the message.
     pub(crate) fn cause(self, payload: &Payload, offset: u32) -> Cause {
         match payload {
             Payload::Request(work) => {

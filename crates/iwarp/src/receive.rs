@@ -1,8 +1,8 @@
 //! Receiving: the byte stream is taken apart and placed.
 //!
-//! Without CRC, what follows a head is read from the socket straight to where it belongs, all but the last few bytes, which are copied, so
-//! that the end of a message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and
-//! then copied. What is left over between two calls is kept by the connection; the buffer itself is the thread's.
+//! Without CRC, payload is read from the socket straight to its place in memory. Only its last few bytes are copied there, so that the end of a
+//! message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and then copied. The
+//! connection keeps the bytes that are left over between two calls; the buffer itself is the thread's.
 
 mod beside;
 mod placing;
@@ -26,14 +26,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The thread's buffer: room for what was left over, a whole frame with markers, and more.
+/// Length of the thread's buffer: room for the bytes that were left over, a whole frame with markers, and more.
 const BUFFER: usize = 192 << 10;
 /// Bytes asked for when the next thing is a head and messages are small: as many as gathered messages bring together.
 const ASK: usize = 64 << 10;
 /// Payloads of this length are large, and read straight to their place.
 const LARGE: usize = 16 << 10;
-/// Bytes asked for behind a large payload: the next heads, the rest of a message of 64 KiB, which does not fit one frame, and little more, so
-/// that little is copied.
+/// Bytes asked for behind a large payload: room for the next heads, and for the rest of a message of 64 KiB, which does not fit one frame.
+/// There is little more, so that little is copied.
 const ASK_BEHIND: usize = 1 << 10;
 /// So many frames after a large one the next large one is expected.
 const BETWEEN: u8 = 4;
@@ -72,7 +72,7 @@ pub(crate) struct Rx {
     first: bool,
     /// A segment whose turn has not come yet.
     next: Option<Arrival>,
-    /// What has been received waits.
+    /// Bytes or messages that have been received wait for this.
     postponed: Option<Until>,
     /// How long a message has waited for its receive.
     behind: Option<Wait>,
@@ -80,29 +80,30 @@ pub(crate) struct Rx {
     came: u64,
     /// The peer's process, if that is on this host, and its queue pair.
     near: Option<(Arc<Channel>, EndName)>,
-    /// What lets that process carry out operations here by itself.
+    /// The entry of the shared table by which that process carries out operations here itself.
     published: Option<PublishedPair>,
-    /// What comes through shared memory, if both ends are on this host.
+    /// The messages through shared memory, if both ends are on this host.
     inbox: Option<Arc<Inbox>>,
-    /// Messages that have come so.
+    /// Messages that have come through shared memory and are taken in.
     beside: u64,
-    /// For their receives.
+    /// Copies them into their receives.
     reader: Reader,
-    /// What such a message has ended the connection with.
+    /// The error by which such a message ends the connection. The next call of [`Rx::take_in`] returns it.
     failed: Option<Cause>,
-    /// How TCP has failed, while messages that came before that wait.
+    /// The error of TCP, while messages that came before it wait.
     lost: Option<io::Error>,
-    /// This thread has held the transmit lock for such a message: a thread that has posted meanwhile relies on it.
+    /// A thread has held the transmit lock to take in such a message. Another thread that posted meanwhile found that lock taken, and relies on the
+    /// first one to send: the next call of [`Rx::take_in`] asks its caller to.
     owes_send: bool,
-    /// The peer has been told something through shared memory, and sleeps.
+    /// A record for the peer is in the channel, and the peer sleeps: the thread rings once it has let go of its locks.
     owes_ring: bool,
     /// Faults of the wire.
     impaired: Option<DirectionFaults>,
-    /// Somebody looks at what comes.
+    /// Shows the segments that come to the log or a watcher, if there is one.
     observed: Option<Box<StreamObserver>>,
 }
 
-/// What something that has been received waits for.
+/// The event for which received bytes or messages wait.
 #[derive(Clone, Copy, Debug)]
 enum Until {
     /// The end of this round ([`Endpoint::rounds`]).
@@ -133,7 +134,7 @@ enum Target {
     Read { sink: ReadSink, offset: u32, complete: bool },
 }
 
-/// What [`Rx::take_in`] did.
+/// The outcome of [`Rx::take_in`].
 #[derive(Default)]
 pub(crate) struct TakeEffect {
     pub(crate) received: Receipt,
@@ -201,7 +202,7 @@ impl Rx {
         is_new
     }
 
-    /// The peer's process has asked for what a key opens: before long it does without us.
+    /// The peer's process has asked for memory by a key. The key may now be published to that process, which then carries out operations there itself.
     #[inline]
     fn served(&mut self, endpoint: &Endpoint, key: u32) {
         let Some((channel, peer)) = &self.near else { return };
@@ -215,18 +216,18 @@ impl Rx {
         endpoint.host.hub.sharing.served(&**channel, queues, key, &mut self.published, terms);
     }
 
-    /// The peer's process carries out nothing here any more, once the result is dropped.
+    /// Once the result is dropped, the peer's process carries out nothing here any more.
     pub(crate) fn unpublish(&mut self) -> Option<PublishedPair> {
         self.published.take()
     }
 
-    /// Whether what was received waits for its turn.
+    /// Whether received bytes or messages wait for their turn.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn has_postponed(&self) -> bool {
         self.postponed.is_some()
     }
 
-    /// Whether messages have come without TCP that wait for something other than bytes by TCP: the end of that is not yet theirs.
+    /// Whether messages through shared memory wait, and not for bytes by TCP. The connection then goes on for them although TCP has ended.
     pub(crate) fn has_final_frames(&self) -> bool {
         self.postponed.is_some() && self.has_waiting()
     }
@@ -236,9 +237,9 @@ impl Rx {
         self.lost.get_or_insert(error);
     }
 
-    /// Takes in what the socket has, up to a slice.
+    /// Takes in the bytes that the socket has, up to a slice.
     pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> TakeEffect {
-        // What is pending for a message that has been taken in at once.
+        // For a message that `take_at_once` has taken in since the last call.
         let transmit = std::mem::take(&mut self.owes_send);
         let mut taken = TakeEffect { transmit, ring: self.takes_ring(), ..TakeEffect::default() };
         let goes_on = match self.postponed {
@@ -310,10 +311,11 @@ impl Rx {
             }
             eof = count == 0;
             self.came += count as u64;
-            // A short read says that the socket is empty now; a later arrival wakes somebody, but nothing does after the end.
+            // After a short read the socket is empty. The next poll finds bytes that come later, or their edge wakes the background thread. No edge follows
+            // the peer's end, so from then on the loop reads until the socket has nothing.
             drained = count < wanted && !endpoint.is_ending.load(Ordering::SeqCst);
             budget = budget.saturating_sub(count);
-            // What has come may answer what is being sent at this instant, and is complete in a moment.
+            // The bytes may answer a request that another thread is sending at this instant: its completion comes first, in a moment.
             // PRACTICE-ORDER-1
             let round = endpoint.rounds.begun();
             if endpoint.rounds.have_ended(round) {
@@ -323,7 +325,7 @@ impl Rx {
             }
         }
         if let Some(Until::Receive) = self.postponed {
-            // The timer is for that.
+            // The timer of `Behind` sees to that.
             taken.behind = self.behind;
         } else if !matches!(self.postponed, Some(Until::Wire)) {
             taken.more = (budget == 0 || self.postponed.is_some()) && !drained;
@@ -336,14 +338,14 @@ impl Rx {
         if self.carry.is_empty() && self.carry.capacity() > 256 {
             self.carry = Vec::new();
         }
-        // What has come before the end may wait.
+        // Messages that came before the end may wait.
         let waits = self.has_final_frames();
         if let Some(error) = self.lost.take_if(|_| !waits) {
             return Err(Cause::Lost(error));
         }
         // Then the end is read again.
         if eof && !waits {
-            // RFC5041-6.2.1-5: whatever was complete has been delivered.
+            // RFC5041-6.2.1-5: all complete messages have been delivered.
             let left = end - start + self.placing.map_or(0, |p| (p.length - p.done) as usize) + self.skip;
             return Err(match self.receiver.end_of_stream(left) {
                 Ok(()) => Cause::Closed,
@@ -396,7 +398,7 @@ impl Rx {
         let ask = match (streaming, direct) {
             (true, 0) if self.since_large == BETWEEN => ASK.min(room),
             (true, _) => ASK_BEHIND.min(room),
-            // A large frame is collected alone: what came of the one behind it would have to make room for the rest.
+            // A large frame is collected alone: bytes of the next one would have to be moved to make room for the rest.
             (false, _) => match self.collecting.saturating_sub(*end - *start) {
                 rest if rest >= LARGE => (rest + ASK_BEHIND).min(room),
                 _ if self.since_large < BETWEEN && *start == *end => ASK_BEHIND,
@@ -479,7 +481,7 @@ impl Rx {
             let skipped = self.skip.min(*end - *start);
             *start += skipped;
             self.skip -= skipped;
-            // A frame begins here, or comes: what has come beside and belongs before it is first.
+            // A frame begins at this place of the stream. Messages through shared memory that belong before it come first.
             if self.skip == 0 && self.has_waiting() {
                 self.deliver_waiting(endpoint, self.came - (*end - *start) as u64, taken)?;
                 if self.postponed.is_some() {

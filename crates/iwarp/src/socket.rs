@@ -1,7 +1,7 @@
 //! Non-blocking TCP sockets that a child of fork closes.
 //!
-//! What a thread of the program calls is a system call of its own where the C library's function is a cancellation point: a thread must
-//! not be cancelled in the middle of a poll, with locks held, and cancellation cannot unwind through Rust frames.
+//! Where the C library's function is a cancellation point, threads of the program make the system call itself instead. A thread must not be cancelled in
+//! the middle of a poll, with locks held, and cancellation cannot unwind through Rust frames.
 
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::{self, ForkGeneration};
@@ -16,7 +16,7 @@ use std::sync::Mutex;
 pub(crate) struct Socket {
     fd: RawFd,
     born: ForkGeneration,
-    /// What a capture knows of the connection, if one is being written: begun with its first bytes.
+    /// The connection in the capture of packets, if one is being written: begun with its first bytes.
     trace: Option<Mutex<Trace>>,
 }
 
@@ -69,7 +69,7 @@ impl Socket {
             trace.tcp = Some(TcpTrace::new(local, peer, trace.initiator));
         }
         if let Some(tcp) = &mut trace.tcp {
-            // SAFETY: the parts are those of the call that has just moved the bytes.
+            // SAFETY: the parts are those of the call before, which has moved the bytes.
             unsafe { tcp.moved(outbound, parts, count) };
         }
     }
@@ -160,7 +160,7 @@ impl Socket {
     ) -> Option<SocketAddr> {
         let mut raw = MaybeUninit::<libc::sockaddr_storage>::zeroed();
         let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        // SAFETY: room for any address, zeroed, so it is initialised whatever the kernel writes.
+        // SAFETY: room for any address, zeroed, so it is initialised also where the kernel writes nothing.
         unsafe {
             if call(self.fd, raw.as_mut_ptr().cast(), &raw mut length) != 0 {
                 return None;
@@ -169,7 +169,7 @@ impl Socket {
         }
     }
 
-    /// What went wrong with a connection under way.
+    /// The error of a connection under way.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         match self.get(libc::SOL_SOCKET, libc::SO_ERROR) {
             Ok(0) => None,
@@ -275,7 +275,7 @@ impl Drop for Socket {
 /// Closes a descriptor of the engine's.
 pub(crate) fn close(fd: RawFd) {
     fork::disown_descriptor(fd);
-    // SAFETY: plain numbers. Whoever owns the descriptor drops it.
+    // SAFETY: plain numbers. The caller owns the descriptor and drops it.
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
@@ -324,7 +324,7 @@ fn to_raw(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
 fn from_raw(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says what it is; storage is large and aligned enough.
+            // SAFETY: the family says which kind of address it is; storage is large and aligned enough.
             let raw = unsafe { &*(&raw const *storage).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(raw.sin_port))))

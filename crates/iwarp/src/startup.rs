@@ -22,14 +22,14 @@ use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often TCP may say that nobody listens before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
+/// How often TCP may refuse the connection before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
 const MOST_REFUSALS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure), and how long a peer that asked and
-/// has its answer may take to send its first frame.
+/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure). Also how long a peer that has its answer may
+/// take to send its first frame.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the background thread holds of a socket in start-up.
+/// A socket in start-up, as the background thread watches it.
 struct WatchedSocket {
     socket: Arc<Socket>,
     token: Option<Token>,
@@ -80,7 +80,7 @@ pub(crate) struct Connecting {
     given_up: AtomicBool,
     /// The program has given up, and also wants to hear nothing more.
     silent: AtomicBool,
-    /// How often nobody listened.
+    /// How often TCP has refused the connection.
     refusals: AtomicU32,
     progress: Mutex<Progress>,
 }
@@ -126,7 +126,7 @@ impl Connecting {
         Ok(this)
     }
 
-    /// TCP has been asked to connect. What it says at once is treated as what it says later.
+    /// TCP has been asked to connect. An error that it returns at once is treated as one that comes later.
     fn tried(self: Arc<Self>, socket: Arc<Socket>, failed: Option<io::Error>) -> Result<()> {
         match failed {
             None => {
@@ -144,8 +144,8 @@ impl Connecting {
         Ok(())
     }
 
-    /// Nobody listens. Asks again before it says so: where drivers need milliseconds to connect, programs (perftest) let a server
-    /// listen for the next connection only after it has told the client to connect.
+    /// No socket listens at the destination. Asks again some times before the program is told. Drivers need milliseconds to connect, so in some programs
+    /// (perftest) a server listens for the next connection only after it has told the client to connect.
     fn refused(self: Arc<Self>, socket: Arc<Socket>, error: &io::Error) {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed);
         let (reactor, sink, destination) = (self.reactor, self.sink.clone(), self.destination);

@@ -1,8 +1,8 @@
 //! Sending: work requests and the peer's reads become frames, and frames leave in gathered writes.
 //!
-//! A *burst* is what goes to the socket in one call: the heads of its frames (and small payloads, and with CRC all that a program could
-//! change meanwhile) lie in one buffer, larger payloads stay where they are, and their keys are opened for the call alone. When the socket
-//! takes only part, the burst stays and goes on later.
+//! A *burst* is the frames that go to the socket in one call. Their heads lie in one buffer, with small payloads, and with CRC also all payload that a
+//! program could change meanwhile. Larger payloads stay where they are, and their keys are opened for the call alone. When the socket takes
+//! only part, the connection keeps the burst and goes on with it later.
 
 mod beside;
 mod burst;
@@ -38,7 +38,7 @@ const SMALL: usize = 256;
 /// Most parts of one gathered write: head and payload of each frame, the trailer of the last, and more elements of some.
 const PARTS: usize = 64;
 
-/// What is done once a frame has left.
+/// The step that follows once a frame has left.
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Nothing,
@@ -50,7 +50,7 @@ struct Frame {
     head: (u32, u32),
     /// Payload that stays where it is: source, offset, length.
     payload: Option<(Payload, u32, u32)>,
-    /// In the burst's bytes: what follows the payload.
+    /// In the burst's bytes: padding and CRC, which follow the payload.
     tail: (u32, u32),
     then: Then,
 }
@@ -67,7 +67,7 @@ impl Frame {
 struct Burst {
     bytes: Vec<u8>,
     frames: ArrayVec<Frame, FRAMES>,
-    /// Memory that is open while a system call sends from it. They are here since threads with small stacks send, too.
+    /// Memory that is open while a system call sends from it. The list is here and not on the stack, since threads with small stacks send, too.
     spans: Box<ArrayVec<Span<'static>, PARTS>>,
     total: usize,
     sent: usize,
@@ -115,12 +115,12 @@ pub(crate) struct Tx {
     socket: Arc<Socket>,
     sender: Sender,
     cursor: SendCursor,
-    /// Source of the message that the sender is in the middle of, and what its last frame completes.
+    /// Source of the message that the sender is in the middle of, and the request that its last frame completes.
     current: (Payload, Then),
     /// The immediate data that follow the current message.
     immediate: Option<u32>,
     unsent: Option<Box<Burst>>,
-    /// The socket was full; the background thread says when it is not.
+    /// The socket was full. The background thread, or a poll, clears this before it sends again ([`Tx::has_room`]).
     full: bool,
     /// Whether reads and atomics may be sent at all (ORD is not zero).
     may_read: bool,
@@ -131,14 +131,14 @@ pub(crate) struct Tx {
     indicate_again: bool,
     /// Whether the burst being filled has frames, whose memory is opened only when they are sent.
     filling: bool,
-    /// The next request waits for them to be sent.
+    /// The next request waits until those frames are sent.
     held: bool,
-    /// What sink STags come from, and how many have: each is told to the peer, and none tells the next.
+    /// The secret from which sink STags are made. The peer learns each STag that is used, and cannot tell the next one from it.
     sink_key: keyed::Key,
     sinks: u64,
     /// Bytes of the current message that frames have been made of.
     framed: u32,
-    /// What was taken from memory for the peer's reads before it is sent.
+    /// Bytes of the peer's reads that were copied from memory before they are sent.
     kept: KeptReads,
     /// How far the stream has come.
     marks: Marks,
@@ -146,18 +146,18 @@ pub(crate) struct Tx {
     is_asking: bool,
     /// The current message answers one of the peer's.
     is_response: bool,
-    /// The rings that had been heard when all there was to send was looked at last.
+    /// The count of rings when a thread last began to look for all there is to send.
     pub(crate) heard: u32,
     /// The way into the peer's memory, if its process is on this host.
     near: Option<Box<Near>>,
-    /// What comes through shared memory, if both ends are on this host.
+    /// The messages through shared memory, if both ends are on this host.
     inbox: Option<Arc<Inbox>>,
-    /// An operation in that memory goes on in other turns; and it is new that some do.
+    /// An operation in that memory goes on in later turns; and it has begun to do so in this one.
     copies: bool,
     begins_to_copy: bool,
     /// Faults of the wire.
     impaired: Option<DirectionFaults>,
-    /// Somebody looks at what is sent.
+    /// Shows the frames that leave to the log or a watcher, if there is one.
     observed: Option<Box<StreamObserver>>,
 }
 
@@ -280,14 +280,15 @@ impl Tx {
                 return Err(cause);
             }
             endpoint.is_full.store(self.full, Ordering::Relaxed);
-            // Full: the background thread is told when there is room. Last: a thread that has posted meanwhile has rung.
+            // Full: an edge tells the background thread when there is room. Last: a thread that has posted meanwhile has rung, and this one looks for rings
+            // after it lets go of the lock.
             if self.full || last {
                 return Ok(());
             }
         }
     }
 
-    /// Sends a Terminate behind what is on its way, as far as the socket takes it, and nothing after.
+    /// Sends a Terminate behind the burst that is under way, as far as the socket takes it, and nothing after.
     // RFC5040-5.4-4
     pub(crate) fn send_terminate(&mut self, endpoint: &Endpoint, terminate: Terminate) {
         let mut burst = self.unsent.take().unwrap_or_else(take_burst);

@@ -1,4 +1,4 @@
-//! Messages that come through shared memory, and the end of that way.
+//! Messages that come through shared memory, and the end of the channel.
 
 use super::{Cause, Endpoint};
 use crate::local::record::RecordHead;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Endpoint {
-    /// A message has come by the channel. True: the caller is to look for what follows once it has let go of the channel's lock ([`Endpoint::receive`]).
+    /// A message has come by the channel, whose receiving lock the calling thread has. True: the caller is to call [`Endpoint::receive`] once it has let go
+    /// of that lock.
     #[inline]
     pub(crate) fn arrived(&self, inbox: &Arc<Inbox>, said: &RecordHead, payload: &Source<'_>) -> bool {
         if !inbox.has_waiting()
@@ -24,11 +25,11 @@ impl Endpoint {
             drop(guard);
             match came {
                 ArrivalOutcome::TakenIn { looks: true } => {
-                    // The caller may find the receive lock taken.
+                    // The caller may find the receive lock taken; its holder then finds the note.
                     self.missed.note();
                     return true;
                 }
-                // Another thread may have found it taken.
+                // The background thread may have found the receive lock taken by this one.
                 ArrivalOutcome::TakenIn { looks: false } | ArrivalOutcome::TooLate => {
                     return self.missed.is_noted();
                 }
@@ -43,12 +44,12 @@ impl Endpoint {
         }
         self.waits.store(true, Ordering::SeqCst);
         self.lane.has_waiting();
-        // The thread that has the receive lock looks for it, or the caller.
+        // The thread that has the receive lock finds the note after it lets go, or the caller gets the lock.
         self.missed.note();
         true
     }
 
-    /// The peer has sent more than it may, and is not waited for.
+    /// The peer has sent more than it may: the background thread ends the connection. The calling thread has the channel's lock, and cannot.
     #[cold]
     fn sends_too_much(&self) {
         self.refuses_peer.store(true, Ordering::SeqCst);
@@ -66,13 +67,13 @@ impl Endpoint {
         self.needs_socket.load(Ordering::Relaxed)
     }
 
-    /// The background thread looks for what has come, and for what is to be sent.
+    /// The background thread looks for bytes and messages that have come, and for requests to send.
     #[cold]
     pub(crate) fn look_soon(&self) {
         self.catch_up();
     }
 
-    /// A channel has ended. `is_distrusted`: what the peer has sent by it may be lost.
+    /// A channel has ended. `is_distrusted`: messages of the peer may be lost.
     pub(crate) fn channel_ended(&self, channel: &Channel, is_distrusted: bool) {
         if !is_distrusted {
             return;
@@ -81,7 +82,7 @@ impl Endpoint {
         if goes_by {
             self.shut(Cause::Lost(io::Error::from_raw_os_error(libc::EPROTO)));
         } else {
-            // A thread that has posted meanwhile has found the lock taken.
+            // A thread that has posted while this one had the lock relies on it.
             self.transmit_now();
         }
     }

@@ -125,7 +125,7 @@ impl Endpoint {
         while inbound.pop().is_some() {}
     }
 
-    /// Tells the connection manager that it is over, once.
+    /// Tells the connection manager once that the connection is over.
     // RFC5041-6.2.2-1
     pub(super) fn report_end(&self) {
         let (sink, status, unreported) = {
@@ -146,8 +146,8 @@ impl Endpoint {
         }
     }
 
-    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends, unless messages wait first,
-    /// and whether the first frame was among it.
+    /// Sending has failed, but bytes that came before are still in the socket: messages, perhaps the peer's Terminate. Takes them in. Returns the cause by
+    /// which the connection ends, none while messages wait, and whether the first frame was among those bytes.
     // RFC5041-6.2.1-5
     pub(super) fn final_frames(&self, rx: &mut Rx, error: io::Error) -> (Option<Cause>, bool) {
         self.is_ending.store(true, Ordering::SeqCst);
@@ -163,7 +163,7 @@ impl Endpoint {
                 break;
             }
         }
-        // What breaks the rules is waited for no longer.
+        // Messages of a peer that breaks the rules are not waited for.
         if rx.has_final_frames() && error.raw_os_error() != Some(libc::EPROTO) {
             rx.loses(error);
             // The background thread looks whether they still wait.
@@ -194,7 +194,7 @@ impl Endpoint {
         self.report_end();
     }
 
-    /// The process exits: what has come is read, since closing a socket with unread bytes resets the connection, and our direction closes.
+    /// The process exits. Our direction closes. Bytes that have come are read and dropped: to close a socket with unread bytes would reset the connection.
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
         if self.has_put_off() {
@@ -212,7 +212,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
+    /// Ends the connection in order: requests that were posted go out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
     pub(crate) fn disconnect(self: &Arc<Self>) {
         {
             let mut guard = lock(&self.tx);

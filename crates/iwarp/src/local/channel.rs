@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 /// Records that are taken in at most before others get their turn.
 const MOST_RECORDS_AT_ONCE: usize = 64;
 
-/// What two processes of one host have in common: memory, and messages without TCP.
+/// The channel that two processes of one host share: memory for messages without TCP.
 pub(crate) type Channel = adverb_samehost::Channel<Messages>;
 
 /// The traffic of iWARP in a channel ([`adverb_samehost::Channel`]): the messages of all connections between two processes of this host.
@@ -26,17 +26,17 @@ pub(crate) struct Messages {
     counters: &'static Counters,
 }
 
-/// What belongs to the lock under which messages are taken in.
+/// The state under the channel's receiving lock.
 #[derive(Default)]
 pub(crate) struct Incoming {
     /// Ends that messages were for.
     known: LookupCache<End>,
-    /// Connections that have to look for what has come.
+    /// Connections for which a thread is to call [`Endpoint::receive`], once it has let go of the channel's lock.
     looking: Vec<Arc<Endpoint>>,
     is_poll: bool,
 }
 
-/// An end of a connection, and what waits for it.
+/// An end of a connection, and the inbox of its messages.
 pub(crate) type End = (Weak<Endpoint>, Arc<Inbox>);
 
 /// The end with this number.
@@ -50,7 +50,7 @@ fn find<'a>(
     Some((endpoint.upgrade()?, inbox))
 }
 
-/// What has become of a record without a message.
+/// The outcome of an attempt to put a record without a message into the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordOutcome {
     /// The record is in the channel. The other side looks by itself.
@@ -84,7 +84,7 @@ impl Traffic for Messages {
     type Sender = Endpoint;
     type Outgoing = ();
     type Incoming = Incoming;
-    /// Connections that have to look for what has come, and whether a poll has found that.
+    /// Connections for which the thread is to call [`Endpoint::receive`], and whether it is a poll.
     type Rest = (Vec<Arc<Endpoint>>, By);
     const LONGEST: usize = record::LONGEST;
 
@@ -163,7 +163,7 @@ impl Traffic for Messages {
         }
     }
 
-    /// What TCP says of its connections counts, unless messages may have been lost.
+    /// The connections of an ended channel go on by TCP, unless messages of the channel may have been lost.
     fn ended(channel: &Channel, is_distrusted: bool) {
         let Some(host) = channel.traffic().host.upgrade() else { return };
         host.forget(channel);

@@ -1,7 +1,7 @@
 //! Doors: abstract Unix sockets by which the other ends of connections find the process that has accepted them.
 //!
-//! A door has the name of the address that the other end has connected to. Where another process holds that name, perhaps another user's, a connection has a door
-//! of its own, with both addresses in its name. Nobody but processes of our user is let in.
+//! A door has the name of the address that the other end has connected to. Where another process holds that name, perhaps another user's, a connection has
+//! a door of its own, with both addresses in its name. Only processes of our user are let in.
 
 use super::question::{self, QuestionMessage};
 use super::{Ends, LocalHost, RemoteEnd};
@@ -36,7 +36,8 @@ impl Door {
     pub(super) fn open(host: &Arc<LocalHost>, name: &[u8]) -> Option<Arc<Self>> {
         let listener = Arc::new(Listener::bind_for_descriptors(name).ok()?);
         let host = Arc::downgrade(host);
-        // The background thread may be accepting while the door closes: until it is done, the number is nobody else's.
+        // The background thread may be accepting while the door closes. So it keeps the listener until it is done, and no other descriptor gets that number
+        // before.
         let open = listener.clone();
         let let_in = move |connection| {
             let _held = &open;
@@ -96,7 +97,7 @@ impl Source for Visitor {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         let Some(connection) = lock(&self.connection).clone() else { return };
         let mut buffer = [0; 256];
-        // Bounded: others get their turn, and what is left is reported again.
+        // Bounded: other sources get their turn, and the reactor reports the rest again.
         for _ in 0..64 {
             match connection.receive_with(&mut buffer) {
                 Ok(([], _)) => return self.end(&connection),

@@ -1,4 +1,4 @@
-//! What one connection has to do with messages through shared memory: those that have come and wait, and how many are under way in each direction.
+//! The messages through shared memory of one connection: those that have come and wait, and how many are under way in each direction.
 //!
 //! Messages wait here whose place in the stream by TCP has not come, and those behind a message without a receive. So they hold up no other connection of the two
 //! processes. Each side bounds what it sends that the other has not taken in ([`WINDOW`]): beyond that, messages go by TCP, which has a bound of its own.
@@ -14,7 +14,7 @@ pub(crate) const WINDOW: u32 = 256 << 10;
 /// The peer is told of progress after so much of it, if there is no message that says so.
 const WORTH_TELLING: u32 = WINDOW / 4;
 
-/// What a message with so many bytes counts for.
+/// The weight of a message with so many bytes: the bytes, and a share for the record.
 #[inline]
 pub(crate) fn weight(length: u32) -> u32 {
     64 + length
@@ -29,9 +29,9 @@ pub(crate) struct Inbox {
     pub(crate) number: u32,
     /// The peer's process; zero until it is known.
     peer: AtomicI32,
-    /// The process that has said that it takes in what comes through shared memory; zero before. Any process may say so before the peer's is known.
+    /// The process that has said that it takes in messages through shared memory; zero before. Any process may say so before the peer's is known.
     greeted: AtomicI32,
-    /// What the peer has taken in of ours, and this end of the peer's, by weight, modulo 2^32.
+    /// The weight of our messages that the peer has taken in, and of the peer's that this end has, modulo 2^32.
     peer_took: AtomicU32,
     took: AtomicU32,
     /// The last that the peer was told.
@@ -90,7 +90,8 @@ impl Inbox {
         greeted != 0 && greeted == self.peer.load(Ordering::Relaxed)
     }
 
-    /// The peer says how much it has taken in. It may say so out of order, by threads of its own: what it has taken in does not become less.
+    /// The peer has taken in messages of this weight, all together. Its threads may say so out of order, so a smaller value than before changes nothing.
+    /// The calling thread has the channel's receiving lock.
     #[inline]
     pub(super) fn peer_took(&self, weight: u32) {
         let before = self.peer_took.load(Ordering::Relaxed);

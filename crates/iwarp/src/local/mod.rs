@@ -1,13 +1,13 @@
 //! Connections within one host: one-sided operations between two processes of one user need no TCP.
 //!
-//! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end: it asks the process that
-//! holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side learns in which process the other
-//! end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Handshakes`]). From then on each side carries out
-//! one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. Neither side waits for the other: what
-//! one of them knows is enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon as the other side has said there that
-//! it knows this one. All else goes by TCP, and so does everything until then.
+//! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end. It asks the
+//! process that holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side
+//! learns in which process the other end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Handshakes`]). From then on
+//! each side carries out one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way.
+//! Neither side waits for the other: each one knows enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon
+//! as the other side has said there that it knows this one. All else goes by TCP, and so does everything until then.
 //!
-//! What comes by TCP is unchanged, and nothing of this is said there. Each message through shared memory says how many bytes of the stream come before it
+//! The bytes by TCP are unchanged, and tell nothing of this. Each message through shared memory says how many bytes of the stream come before it
 //! ([`record`]). So its receiver takes in everything in the order in which it was sent.
 
 mod channel;
@@ -57,7 +57,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// The ends of a socket. None of addresses that are one only with an interface: nobody else is asked by them.
+    /// The ends of a socket. None for addresses that need an interface beside them: no other process is asked by these.
     fn of(socket: &Socket) -> Option<Self> {
         let plain = |address: SocketAddr| {
             let is_scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
@@ -76,7 +76,7 @@ impl Ends {
 /// The channels as the polls of a lane look at them.
 pub(crate) type ChannelSnapshot = adverb_samehost::ChannelSnapshot<Messages>;
 
-/// What another process has of a connection.
+/// The other end of a connection, as another process has it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteEnd {
     process: libc::pid_t,
@@ -111,7 +111,7 @@ struct Members {
     doors: HashMap<Vec<u8>, Weak<Door>>,
 }
 
-/// What the devices of this process have together. Thread-safe.
+/// The connections within the host of all devices of this process. Thread-safe.
 pub(crate) struct LocalHost {
     this: Weak<LocalHost>,
     pub(crate) hub: Hub<LocalHost>,
@@ -136,7 +136,7 @@ impl EndPlace {
         self.ends
     }
 
-    /// What comes for this end by other ways than TCP.
+    /// The messages for this end that come through shared memory.
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
@@ -224,7 +224,7 @@ impl LocalHost {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The end with this number, and what waits for it.
+    /// The endpoint and the inbox of the end with this number.
     fn end_of(&self, number: u32) -> Option<channel::End> {
         let members = lock(&self.members);
         let member = members.all.get(members.by_number.get(&number)?)?;
@@ -324,7 +324,7 @@ impl Members {
     }
 }
 
-/// Processes find each other by the addresses of a connection, and what they say of a handshake begins with a byte that says so.
+/// Processes find each other by the addresses of a connection. A first byte tells messages of a handshake from questions.
 impl Side for LocalHost {
     type Traffic = Messages;
 

@@ -8,7 +8,8 @@
 //! | 8 to 11 | number of the asker's end of the connection ([`super::Inbox::number`]) | number of the other end |
 //! | 12 to 47 | the addresses of the connection, as the process that is asked knows it: its own first | |
 //!
-//! Numbers are in the host's order. The kernel says who asks and who answers; a process of the same user is believed, since it could read this one's memory anyway.
+//! Numbers are in the host's order. The kernel names the process that asks and the one that answers. A process of the same user is believed, since it could
+//! read this one's memory anyway.
 
 use super::{ADDRESS, EndName, Ends, LocalHost, RemoteEnd, door, from_bytes, to_bytes};
 use crate::lock;
@@ -19,7 +20,7 @@ use adverb_samehost::HandshakeVerdict;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The first byte of what is said of a handshake ([`adverb_samehost::Handshakes`]).
+/// The first byte of a message of a handshake ([`adverb_samehost::Handshakes`]).
 pub(super) const HANDSHAKE: u8 = 0;
 const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
@@ -27,7 +28,7 @@ const ANSWER: u8 = 2;
 /// How long an answer is waited for; until then, and without one, the connection goes by TCP.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is asked.
+/// A question for the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QuestionMessage {
     /// The connection's addresses, as the process that is asked knows them.
@@ -60,7 +61,7 @@ impl QuestionMessage {
     }
 }
 
-/// What a message asks, if it is a question.
+/// The question in a message, if it is one.
 pub(super) fn parse(bytes: &[u8]) -> Option<QuestionMessage> {
     let (head, addresses) = bytes.split_first_chunk::<HEAD>()?;
     let (local, peer) = addresses.split_first_chunk::<ADDRESS>()?;
@@ -100,7 +101,7 @@ struct State {
 }
 
 impl Question {
-    /// Asks for the other end of a connection, of which this process has `own`. Whatever goes wrong, the connection goes by TCP.
+    /// Asks for the other end of a connection, of which this process has `own`. If anything fails, the connection goes by TCP.
     pub(super) fn ask(host: &Arc<LocalHost>, ends: Ends, own: EndName) {
         let theirs = ends.reversed();
         let names = [door::name_of_one(theirs), door::name(theirs.local)];
@@ -146,11 +147,11 @@ impl Source for Question {
         let (Some(connection), Some(end)) = (self.end(), end) else { return };
         let peer = RemoteEnd { process: connection.process(), end };
         if peer.process == std::process::id() as libc::pid_t {
-            // Who finds his own end by another address, as a firewall may make one, shares nothing.
+            // This process has the other end itself, by another address, as a firewall may make one. Such a connection shares nothing.
             return;
         }
         if self.host.note(self.ends, peer).is_some() {
-            // Undecided: whoever has the end of a connection with that process is told.
+            // Undecided: once the handshake is, each connection with that process is told (`decided`).
             if let HandshakeVerdict::Channel(_) = self.host.hub.handshakes.meet(&self.host, connection, None)
             {
                 self.host.join(self.ends, peer);

@@ -1,4 +1,4 @@
-//! What one end of a connection tells the other through shared memory. A record begins with four words, in the host's order of bytes:
+//! Records, by which one end of a connection talks to the other through shared memory. A record begins with four words, in the host's order of bytes:
 //!
 //! | byte | |
 //! |---|---|
@@ -29,11 +29,11 @@ const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD);
 const SOLICITED: u8 = 1;
 const INVALIDATES: u8 = 2;
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum What {
-    /// The sender takes in what comes from now on.
+    /// The sender takes in messages through shared memory from now on.
     Greeting = 1,
     /// A Send.
     Send = 2,
@@ -58,7 +58,7 @@ pub(crate) struct RecordHead {
 }
 
 impl RecordHead {
-    /// Nothing but what it is, for whom, and how much has been taken in.
+    /// The head of a record without a message: its kind, the end that it is for, and how much has been taken in.
     pub(crate) fn bare(what: What, to: u32, taken: u32) -> Self {
         let (length, solicited, invalidates, data, behind, written) = (0, false, false, 0, 0, 0);
         Self { what, to, length, solicited, invalidates, data, behind, taken, written }
@@ -78,7 +78,7 @@ impl RecordHead {
         ]
     }
 
-    /// What the first words of a record say that has so many bytes of payload. `None` if they say nothing of the kind.
+    /// The head of a record with so many bytes of payload. `None` if its first words do not fit.
     #[inline]
     fn parse(&[first, second, behind, last]: &[u64; WORDS], payload: usize) -> Option<Self> {
         let flags = (first >> 8) as u8;

@@ -8,22 +8,23 @@ use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
 use std::sync::Arc;
 
-/// What has become of a message that has just come.
+/// The outcome of the attempt to take in a message as soon as it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ArrivalOutcome {
-    /// The message is taken in. `looks`: somebody has to see to what follows.
+    /// The message is taken in.
     TakenIn {
-        /// Whether somebody has to see to what follows.
+        /// Whether the caller has to call [`Endpoint::receive`], which sends, rings or ends the connection as the message demands.
         looks: bool,
     },
-    /// The message is to wait.
+    /// The message is to wait in the inbox.
     TooEarly,
     /// The message is for a connection that has ended.
     TooLate,
 }
 
 impl Rx {
-    /// Takes in a message that has just come, before which nothing waits, if it can be done at once.
+    /// Takes in a message of the channel in place, if no other message and no byte of the stream waits before it. The calling thread has the
+    /// channel's receiving lock and the connection's receive lock.
     #[inline]
     pub(crate) fn take_at_once(
         &mut self,
@@ -41,13 +42,13 @@ impl Rx {
             && self.postponed.is_none()
             && self.failed.is_none();
         let position = self.came - self.carry.len() as u64;
-        // An invalidation may wait for other processes, and nobody is to wait for the channel meanwhile.
+        // An invalidation may wait for other processes. Meanwhile no other connection is to wait for the channel's lock, which this thread has.
         if !is_free || said.behind > position || said.invalidates {
             return ArrivalOutcome::TooEarly;
         }
         let mut taken = TakeEffect::default();
         let delivered = self.deliver(endpoint, said, payload, position, &mut taken);
-        // The caller looks, also where the message is to wait.
+        // The caller calls `Endpoint::receive`, also where the message is to wait.
         self.owes_send |= taken.transmit;
         match delivered {
             Ok(true) => {
@@ -86,7 +87,7 @@ impl Rx {
         self.inbox.as_ref().is_some_and(|inbox| inbox.has_waiting())
     }
 
-    /// Takes out of the channel what the peer has put there before it sent the bytes that have just been received: that comes first.
+    /// Takes the records out of the channel: the peer has put some there before it sent the bytes that this thread has received, and those come first.
     #[inline]
     pub(super) fn look_beside(&self, endpoint: &Endpoint) {
         if let Some((channel, _)) = &self.near {
@@ -94,7 +95,7 @@ impl Rx {
         }
     }
 
-    /// What a message does at this place of the stream. False: nothing has happened, and it is to wait (`postponed`).
+    /// Takes in a message at this place of the stream. False: nothing has happened, and the message is to wait (`postponed`).
     fn deliver(
         &mut self,
         endpoint: &Endpoint,
@@ -149,17 +150,17 @@ impl Rx {
         Ok(true)
     }
 
-    /// The peer may send more. A side that waits for nothing else may not poll: so it is woken.
+    /// Tells the peer how much has been taken in, so that it may send more. A peer that waits only for this may sleep: then it is woken.
     #[cold]
     fn tell_progress(&mut self, endpoint: &Endpoint) {
         let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
         match tell(channel, What::Progress, peer.serial, inbox) {
             RecordOutcome::Polls => {}
-            // Others may wait for the locks that this thread has.
+            // To ring takes a system call, and other threads may wait for the locks that this one has.
             RecordOutcome::Sleeps => self.owes_ring = true,
             RecordOutcome::Full => {
                 inbox.put_off_progress();
-                // Where there is room again by now, that is another thread's to see.
+                // If the channel has room again by now, it calls no sender: the background thread tries again.
                 if !channel.wait(endpoint) {
                     endpoint.look_soon();
                 }
@@ -167,13 +168,13 @@ impl Rx {
         }
     }
 
-    /// The channel whose other side is to be woken, by a thread that has no lock.
+    /// The channel whose other side is to be woken. The caller rings once it has let go of all locks.
     pub(super) fn takes_ring(&mut self) -> Option<Arc<Channel>> {
         let owes_ring = std::mem::take(&mut self.owes_ring);
         self.near.as_ref().filter(|_| owes_ring).map(|(channel, _)| channel.clone())
     }
 
-    /// Says how much has been taken in, but for so many bytes by TCP.
+    /// Publishes to the peer's process how much has been taken in: all but `left` bytes of those received by TCP.
     #[inline]
     pub(super) fn tell_taken(&self, left: usize) {
         if let Some(published) = &self.published {

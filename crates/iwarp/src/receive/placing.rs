@@ -1,4 +1,4 @@
-//! What a segment does: where its payload goes, and what follows when all of that is there.
+//! Segments: where the payload of each one goes, and the completion when all of it is there.
 
 use super::{Placing, Rx, TakeEffect, Target};
 use crate::behind::Wait;
@@ -14,7 +14,7 @@ use adverb_proto::iwarp::{Arrival, Fault, InboundRequest, ReadRequest, Segment};
 use std::sync::atomic::Ordering;
 
 impl Rx {
-    /// Takes the receive of a message that begins. False where there is none and the program has still time to post one.
+    /// Takes the receive of a message that begins. False if there is none and the program still has time to post one.
     pub(super) fn take_receive(&mut self, endpoint: &Endpoint) -> bool {
         self.receive = endpoint.queues.take_receive();
         if self.receive.is_some() {
@@ -25,7 +25,7 @@ impl Rx {
         !self.has_time_left()
     }
 
-    /// Whether the program has still time to post a receive for the message that waits. That begins with the first look.
+    /// Whether the program still has time to post a receive for the message that waits. The time begins with the first call.
     pub(super) fn has_time_left(&mut self) -> bool {
         let now = clock::device();
         let wait = self.behind.get_or_insert(Wait::begin(now));
@@ -33,7 +33,7 @@ impl Rx {
         !wait.is_over()
     }
 
-    /// Looks at a segment: checks where its payload may go, or does what it says if it has none.
+    /// Begins a segment: checks where its payload may go. A segment without payload is carried out.
     pub(super) fn begin(
         &mut self,
         endpoint: &Endpoint,
@@ -272,7 +272,8 @@ impl Rx {
         }
     }
 
-    /// The memory of a payload is not there, or no longer: whose mistake it is depends on whose memory it is.
+    /// The memory of a payload is not there, or no longer. A Write's memory was named by the peer, which gets a Terminate; a Read's or a receive's by
+    /// this program, whose request fails.
     pub(super) fn refuse(&mut self, endpoint: &Endpoint, placing: &Placing, fault: Fault) -> Cause {
         match placing.target {
             Target::Write { .. } => {

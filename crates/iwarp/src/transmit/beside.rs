@@ -1,7 +1,7 @@
 //! Messages that go through memory which both processes of a connection have, instead of TCP.
 //!
-//! The peer has said that it takes them in. Each says behind how many bytes of the stream it comes, so the receiver keeps the order, whatever goes by TCP before and after.
-//! A message is complete once it is in the shared memory, as one is that TCP has.
+//! The peer has said that it takes them in. Each message says how many bytes of the stream come before it, so the receiver keeps the order between
+//! both ways. A message is complete once it is in the shared memory, as a message by TCP is once the socket has it.
 
 use super::Tx;
 use super::direct::{DirectOutcome, Ends, Near};
@@ -14,11 +14,11 @@ use adverb_core::transport::Takeover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// So many messages go by TCP where the channel was full: a receiver that is behind finds room there for more, and a sender gathers them.
+/// So many messages go by TCP after the channel was full. TCP holds more for a receiver that is behind, and a sender gathers them.
 const FOLLOWING: u32 = 64;
 
 impl Near {
-    /// Tells the peer that this end takes in what it sends, and how much it has, if that had no room before.
+    /// Tells the peer that this end takes in messages of the channel. Tells it of progress, too, if the channel had no room for that before.
     #[inline]
     pub(super) fn greet(&mut self, endpoint: &Endpoint) {
         if !self.has_greeted && !endpoint.lane.is_attended() {
@@ -29,10 +29,10 @@ impl Near {
         }
     }
 
-    /// False: the channel has no room. When it has, the endpoint's next turn begins.
+    /// Puts a record without a message into the channel. False: the channel has no room. Once it has, it calls the endpoint, whose next turn begins.
     #[cold]
     fn say(&self, endpoint: &Endpoint, what: What) -> bool {
-        // Each turn of the loop has found room that others have taken since.
+        // The loop goes round when the channel had no room, and then had some before this thread could begin to wait for it.
         loop {
             if self.channel.neighbour.has_ended() {
                 return false;
@@ -59,7 +59,7 @@ impl Near {
             && self.inbox.has_room(self.sent, length)
     }
 
-    /// A message as it goes, with the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
+    /// The head of a message that leaves. The calling thread has the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
     #[inline]
     fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> RecordHead {
         let (what, length, written) = match opcode {
@@ -150,7 +150,7 @@ impl Tx {
             return self.leave_to_tcp(endpoint);
         };
         if self.filling {
-            // What comes before it leaves first.
+            // The frames of the burst come before it, and leave first.
             self.held = true;
             return DirectOutcome::Later;
         }
@@ -175,7 +175,7 @@ impl Tx {
         if let Some(observed) = &mut self.observed {
             observed.leaves_beside(endpoint, &said, work.sequence, self.marks.beside());
         }
-        // What the peer answers is taken in when the completion is told.
+        // The peer's answer is taken in after the completion is reported.
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
         slot.write_words(said.words());
@@ -252,7 +252,7 @@ impl Tx {
         Takeover::Sent { follows }
     }
 
-    /// What goes to the peer's process without TCP.
+    /// The channel to the peer's process.
     pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
         self.near.as_ref().map(|near| near.channel.clone())
     }

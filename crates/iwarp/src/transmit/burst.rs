@@ -38,7 +38,7 @@ impl Tx {
         self.framed = fpdu.payload().end as u32;
         let kept = &self.kept;
         let failed = |fault: Failure| fault.cause(&payload, fpdu.payload().start as u32);
-        // What would change under the checksum is checksummed as a copy.
+        // Payload that the program could change under the checksum is checksummed as a copy.
         let steady = if length > SMALL { self.immutable_trailer(endpoint, &payload, fpdu) } else { None };
         if !self.sender.is_plain() && steady.is_none() {
             let room = start + self.sender.sealed_len(fpdu);
@@ -143,7 +143,7 @@ impl Tx {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if would_block(&error) => {
-                    // Said before the last attempt: room that comes after it is an edge at which the background thread finds this said.
+                    // Set before the last attempt. Room that comes after that attempt is an edge, at which the background thread finds it set.
                     if !endpoint.is_full.swap(true, Ordering::SeqCst) {
                         continue;
                     }
@@ -224,7 +224,7 @@ pub(super) fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
     }
 }
 
-/// Collects the unsent rest of the burst, as far as the parts suffice. What they lie in stays open until the spans of the burst are cleared.
+/// Collects the unsent rest of the burst, as far as the parts suffice. Their memory stays open until the spans of the burst are cleared.
 pub(super) fn gather(
     endpoint: &Endpoint,
     kept: &KeptReads,

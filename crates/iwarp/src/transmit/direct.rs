@@ -1,7 +1,8 @@
 //! Requests that are carried out in the memory of the peer's process, which is on this host, instead of being sent.
 //!
-//! That is in order: everything that was sent before must have been taken in by the peer. It says how much it has ([`Direct::has_taken`]), and a Read that is answered says so of all before it.
-//! A request for which that is too early goes by TCP as well. Where many do, or a long one would, a Read of no bytes is sent as a fence, and the request waits for its answer.
+//! That keeps the order: the peer must have taken in everything that was sent before. The peer publishes how much it has ([`Direct::has_taken`]), and the
+//! answer to a Read says so of all before that Read. A request for which it is too early goes by TCP as well. If many do, or a long one would, a Read of no
+//! bytes is sent as a fence, and the request waits for its answer.
 
 use super::Tx;
 use crate::endpoint::{Cause, Endpoint, ReadSink};
@@ -20,22 +21,22 @@ use adverb_samehost::{AtOnce, Copier, Direct, Step};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes that are copied before others get their turn: what a post does itself.
+/// Most bytes that a thread copies in one turn, and so in one post. Polls and the background thread carry on with the rest.
 const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// A request with so many bytes is worth a fence.
 const LONG: u32 = 32 << 10;
-/// So many requests in a row, which would have been carried out but for what was under way, are worth one, too.
+/// More requests than this in a row are worth a fence, too, if each could have been carried out but for others under way.
 const FEW: u32 = 4;
 
 /// The way into the peer's memory.
 pub(super) struct Near {
     pub(super) channel: Arc<Channel>,
     pub(super) peer: EndName,
-    /// The peer has been told that this end takes in what comes through shared memory.
+    /// The peer has been told that this end takes in messages through shared memory.
     pub(super) has_greeted: bool,
-    /// What has come from there, and how much of what goes there has been taken in.
+    /// The messages from there, and how much of those to there the peer has taken in.
     pub(super) inbox: Arc<Inbox>,
-    /// What has gone there, by weight, modulo 2^32.
+    /// The weight of all messages that have gone there, modulo 2^32.
     pub(super) sent: u32,
     /// So many messages more go by TCP, since the channel was full.
     pub(super) by_tcp: u32,
@@ -52,7 +53,7 @@ pub(super) struct Near {
     left: u32,
 }
 
-/// How far this side has come with what it sends. Each mark is a sum: the bytes of all frames so far, and one for each message through shared memory.
+/// How far this side has come with sending. Each mark is a sum: the bytes of all frames so far, and one for each message through shared memory.
 #[derive(Default)]
 pub(super) struct Marks {
     /// Bytes that frames have been made of.
@@ -96,14 +97,14 @@ impl Marks {
         self.made
     }
 
-    /// Whether there are any.
+    /// Whether frames have been made.
     #[inline]
     pub(super) fn has_made(&self) -> bool {
         self.made > 0
     }
 }
 
-/// What becomes of a request.
+/// The way that a request takes.
 pub(super) enum DirectOutcome {
     /// The request is carried out, or sent, without TCP.
     Done,
@@ -115,7 +116,7 @@ pub(super) enum DirectOutcome {
     Fence,
 }
 
-/// What ends with an operation.
+/// The part of a request that ends with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
     /// The request.
@@ -153,7 +154,7 @@ impl Tx {
         }
     }
 
-    /// A turn begins. `carries_on`: it is one of those in which long operations go on.
+    /// A turn of the thread with the transmit lock begins. `carries_on`: it is one of the turns in which long operations go on.
     pub(super) fn begin_turn(&mut self, endpoint: &Endpoint, carries_on: bool) {
         self.copies = false;
         if let Some(near) = &mut self.near {
@@ -162,7 +163,7 @@ impl Tx {
         }
     }
 
-    /// A turn ends.
+    /// A turn of the thread with the transmit lock ends.
     pub(super) fn end_turn(&mut self, endpoint: &Endpoint) {
         if self.near.is_some() {
             self.begins_to_copy |= self.copies && !endpoint.is_copying();
@@ -170,7 +171,7 @@ impl Tx {
         }
     }
 
-    /// Whether long operations are left to others from now on.
+    /// Whether polls and the background thread are to carry on with long operations from now on. The caller has them do so.
     pub(crate) fn begins_to_copy(&mut self) -> bool {
         std::mem::take(&mut self.begins_to_copy)
     }
@@ -201,17 +202,17 @@ impl Tx {
         let Some(near) = near else { return Ok(DirectOutcome::Tcp) };
         let queues = &endpoint.queues;
         let is_read = work.opcode.is_read_or_atomic();
-        // The peer waits for a first frame.
+        // The peer waits for a first frame, which goes by TCP.
         let may = marks.requested > 0 && !(is_read && work.sges > 1);
         if !may || !near.direct.suits(&near.channel.neighbour, near.published(), work, *may_read) {
             endpoint.goes_by_tcp();
             near.direct.begin_anew();
             return Ok(DirectOutcome::Tcp);
         }
-        // A Read whose answer has come may not be complete yet: the receiving side completes it, under a lock of its own.
+        // A Read whose answer has come may not be complete yet: the receiving thread completes it, under the receive lock.
         if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
             if ends == Ends::Part {
-                // A fence is answered once the messages before it have their receives: for these nothing is to wait here.
+                // A fence is answered once the messages before it have their receives. A message must not wait for the receives of others.
                 near.direct.begin_anew();
                 endpoint.goes_by_tcp();
                 return Ok(DirectOutcome::Tcp);
@@ -219,7 +220,7 @@ impl Tx {
             return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
         }
         (near.early, near.last_early) = (0, None);
-        // What the peer answers to this is taken in when its completion is told.
+        // The peer's answer is taken in after the completion is reported.
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
         let step = loop {
@@ -331,7 +332,7 @@ impl Near {
         closing: bool,
     ) -> DirectOutcome {
         if self.direct.has_begun() {
-            // Nothing has been sent since: what says otherwise is a peer that takes back what it has said.
+            // The first part was carried out, and nothing has been sent since. So the peer has taken back its word on how much it has taken in.
             self.direct.begin_anew();
         }
         if self.last_early != Some(work.sequence) {
@@ -343,7 +344,7 @@ impl Near {
         }
         let reads = lock(&endpoint.reads);
         match () {
-            // The answer that is to come says it.
+            // The answer to come tells that the peer has taken in all requests.
             () if !reads.is_empty() && marks.asked >= marks.requested => DirectOutcome::Later,
             () if may_read && !reads.is_full() => DirectOutcome::Fence,
             () => DirectOutcome::Tcp,

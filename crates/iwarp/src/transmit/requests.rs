@@ -1,4 +1,4 @@
-//! Which request or response goes out next, and what of it has to be looked at first.
+//! Which request or response goes out next, and the checks before that.
 
 use super::direct::{DirectOutcome, Ends};
 use super::{SMALL, Then, Tx};
@@ -142,7 +142,7 @@ impl Tx {
                     Outbound::Write { stag: work.rkey, to: work.remote_address, len: work.length }
                 }
                 Opcode::LocalInvalidate | Opcode::BindWindow => {
-                    // What was posted before it may use the key.
+                    // Requests before it may use the key, so their frames leave first.
                     if self.filling {
                         self.held = true;
                         return Ok(false);
@@ -184,7 +184,7 @@ impl Tx {
                     return fail(Status::LocalQpOperation);
                 }
             };
-            // Before the first frame leaves, every element is known to be good; what is copied at once is checked by the copy.
+            // Every element is checked before the first frame leaves. The copy checks those of a payload that is copied at once.
             let checked_by_copy = work.length as usize <= SMALL;
             for index in 0..if checked_by_copy { 0 } else { work.sges } {
                 if open_element(
