@@ -1,4 +1,4 @@
-//! What a lane is about to send: packets laid one behind the other, in trains of equal ones, each with its invariant CRC.
+//! The batch: packets that a lane is about to send, laid one behind the other, in trains of equal ones, each with its invariant CRC.
 
 use crate::local::Channel;
 use crate::route::Route;
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const MAX_PACKET: usize = 4096 + 64;
 /// Bytes that lie in a batch at most: two of the longest trains, since a message of many packets is to leave in whole ones.
 const ROOM: usize = 2 * LONGEST_TRAIN;
-/// Beyond that, and beyond [`BURST`] trains: what acknowledgements take that belong to what is in the batch.
+/// Room beyond that, and beyond [`BURST`] trains, for the acknowledgements that belong to packets of the batch.
 const ROOM_BEHIND: usize = 1 << 10;
 /// Longest train in bytes, and in datagrams, that every kernel with segmentation takes.
 const LONGEST_TRAIN: usize = 62 << 10;
 const MOST_SEGMENTS: usize = 64;
 
-/// What a train holds, as far as it is known of requests before they are packets.
+/// The load of a train, as far as it is known of requests before they are packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Load {
     bytes: u32,
@@ -77,7 +77,7 @@ impl PacketRoute {
     }
 }
 
-/// What became of a flush.
+/// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlushOutcome {
     /// Everything has left.
@@ -88,7 +88,7 @@ pub(crate) enum FlushOutcome {
 
 /// Packets that wait to be sent together.
 pub(crate) struct Batch {
-    /// Grows to what has been needed, and is used up to `end`.
+    /// Grows as needed, and is used up to `end`.
     bytes: Vec<u8>,
     end: usize,
     trains: Vec<Train>,
@@ -123,7 +123,7 @@ impl Batch {
         self.end + MAX_PACKET <= ROOM && self.trains.len() < BURST
     }
 
-    /// Whether an acknowledgement fits behind what is there.
+    /// Whether an acknowledgement fits behind the packets of the batch.
     pub(crate) fn has_room_behind(&self) -> bool {
         self.end + MAX_HEADER + ICRC_LEN <= ROOM + ROOM_BEHIND && self.trains.len() < 2 * BURST
     }
@@ -147,7 +147,7 @@ impl Batch {
         self.bells.push(channel.clone());
     }
 
-    /// Wakes those who sleep at the other ends of channels.
+    /// Wakes the processes that sleep at the other ends of channels.
     #[inline]
     pub(crate) fn ring(&mut self) {
         self.bells.drain(..).for_each(|channel| channel.ring());

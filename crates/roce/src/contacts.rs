@@ -29,7 +29,7 @@ impl<K: Eq + Hash> Contacts<K> {
 
     pub(crate) fn keep(&mut self, whom: K, connection: Connection) -> Arc<Connection> {
         if self.known.len() >= self.look_at {
-            // Most of those to whom a server has said something live no more, and each takes a descriptor.
+            // Most of the processes to which a server has spoken are gone, and each kept connection takes a descriptor.
             self.known.retain(|_, connection| !connection.has_hung_up());
             if self.known.len() >= MOST {
                 self.known.clear();

@@ -1,7 +1,8 @@
 //! UDP port 4791, and which process of the network namespace holds it.
 //!
-//! Kernels and adapters send everything there. The first process to want it holds it, and tells the others by listening on an
-//! abstract socket; they keep a connection to it. When that breaks, the holder has gone, and each of them tries to take its place.
+//! Kernels and adapters send everything there. The first process that wants the port holds it. It listens on an abstract socket of a known name, and the
+//! others keep a connection to that. When the connection breaks, the holder has gone, and the background thread of each of the others tries to bind the
+//! port. One of them gets it.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -59,7 +60,7 @@ enum State {
         lane: Arc<Lane>,
         /// Kept for its name, by which others find this process.
         listener: Option<Listener>,
-        /// What other processes have joined.
+        /// The groups that other processes have joined.
         members: Vec<Member>,
     },
     /// Another process holds it.
@@ -118,7 +119,7 @@ impl Gate {
         }
     }
 
-    /// What a person should know of it, for the list of devices.
+    /// The state of the port in words for a person, for the list of devices.
     pub(crate) fn describe(&self) -> &'static str {
         const ANOTHER: &str = "held by another process with this engine";
         const STRANGER: &str =
@@ -147,7 +148,7 @@ impl Gate {
         self.be_found(net, FIRST_PAUSE);
     }
 
-    /// Takes the name by which others find the holder. The one before, who is just ending, may still have it: then it tries again.
+    /// Takes the name by which other processes find the holder. The holder before may still have it while it ends: then the background thread tries again.
     fn be_found(&self, net: &Arc<Net>, pause: Duration) {
         let bound = Listener::bind(&gate_name())
             .map_err(|error| Lane::cannot_open(&error))
@@ -259,7 +260,7 @@ impl Gate {
     }
 
     fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
-        // A question may be lost, when the holder has just come: it is repeated, since nothing arrives here otherwise.
+        // A request may be lost when the holder is new. It is repeated, since without the holder no packets of the group arrive here.
         const PAUSES_MS: [u64; 6] = [50, 100, 200, 400, 500, 750];
         for pause in PAUSES_MS {
             match &*lock(&self.state) {
@@ -303,7 +304,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Another process says what has become of a request to join a group. Only the holder of the port is asked. `own`: the groups of this process.
+    /// Another process answers a request to join a group. Only the holder of the port is believed. `own`: the groups of this process.
     pub(crate) fn holder_answers(
         &self,
         own: &Groups,
@@ -442,7 +443,7 @@ fn tell(connection: &Connection, kind: HandoverKind, group: IpAddr, interface: u
 /// Watches the holder.
 struct Watcher {
     net: Arc<Net>,
-    /// When the holder was found, and the pause after it if that was only just now.
+    /// When the holder was found, and the pause until the next look if it goes again soon.
     since: Duration,
     pause: Duration,
     connection: Arc<Connection>,

@@ -123,7 +123,7 @@ impl Gsi {
         Some((mad, MadSource { handed_over: true, ..MadSource::of(arrival) }))
     }
 
-    /// Shows a datagram that has gone from process to process without its packet to whoever watches this one.
+    /// Shows a datagram that has gone from process to process without its packet to the capture, the log or a watcher.
     #[cold]
     pub(crate) fn show(&self, direction: Direction, arrival: &Arrival<'_>) {
         if let Ok(mad) = arrival.bytes.try_into() {
@@ -131,7 +131,7 @@ impl Gsi {
         }
     }
 
-    /// Hands a datagram to whoever handles its class.
+    /// Hands a datagram to the handler of its class.
     pub(crate) fn deliver(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         // IB-PKT-59
         let handler = lock(&self.handlers).get(&mad[1]).cloned();

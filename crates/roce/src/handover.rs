@@ -1,8 +1,8 @@
 //! Packets handed from process to process of one network namespace.
 //!
-//! Whoever holds UDP port 4791 receives what kernels and adapters send to all of them, and hands it over through the owner's socket
-//! ([`crate::seqpacket`]): a head that says what it is and where it comes from, then the packet. A process of another user
-//! may ask where somebody lives, and nothing else.
+//! The process that holds UDP port 4791 receives the packets of kernels and adapters for all processes. It hands each one over through the owner's socket
+//! ([`crate::seqpacket`]): a head with its kind and its addresses, then the packet. A process of another user may only ask where a queue pair or service
+//! lives.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -13,13 +13,13 @@ use std::net::{IpAddr, Ipv6Addr};
 #[cfg(any(test, fuzzing))]
 pub(crate) use effect::try_effect;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum HandoverKind {
     /// A packet for the receiver, from its own user only.
     Packet = 1,
-    /// Somebody asks where a queue pair or service of the receiver lives.
+    /// Another process asks where a queue pair or service of the receiver lives.
     Locate = 2,
     /// The sender's queue pairs join a multicast group: a head without a packet, the group as `local`.
     Join = 3,
@@ -57,7 +57,7 @@ pub(crate) const HEAD: usize = 44;
 /// The longest message.
 pub(crate) const LONGEST: usize = HEAD + (1 << 16);
 
-/// A datagram that has been copied, with whom it comes from.
+/// A copy of a datagram with its addresses: it came for a queue pair of another process, perhaps.
 #[derive(Clone, Debug)]
 pub(crate) struct Stray {
     head: Head,
@@ -151,7 +151,7 @@ pub(crate) fn parse(message: &[u8]) -> Option<(HandoverKind, Arrival<'_>)> {
     Some((HandoverKind::from_number(head[0])?, parsed.with(bytes)))
 }
 
-/// Any bytes are a message that reads the same when it is made again, or none. What it hands over is looked at like what a socket receives.
+/// Tries any bytes. They are no message, or one that reads the same when it is made again. The datagram in it is looked at as one from a socket is.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let Some((kind, arrival)) = parse(bytes) else { return };

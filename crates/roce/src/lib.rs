@@ -1,12 +1,11 @@
 //! The RoCEv2 transport: InfiniBand packets over unprivileged UDP sockets.
 //!
-//! The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory. A queue pair's half is an [`endpoint`], with a
-//! [`link`] to its peer or sending [`datagram`]s. Packets leave in a [`batch`] by the [`lane`] that the queue pair's completion
-//! queue has, and are taken in there by whoever polls, or else by the background thread.
+//! The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory. A queue pair's half is an [`endpoint`], with a [`link`] to its
+//! peer or sending [`datagram`]s. Packets leave in a [`batch`] by the [`lane`] of the queue pair's completion queue. A thread that polls that queue, or
+//! else the background thread, takes packets in there.
 //!
-//! Many processes share the host's address: [`gate`] is about UDP port 4791, which one of them holds; [`numbers`] divides the queue
-//! pair numbers; [`handover`] passes packets on; [`locate`] finds out where a queue pair lives, so that peers reach each
-//! other directly.
+//! Many processes share the host's address. [`gate`] is about UDP port 4791, which one of them holds. [`numbers`] divides the queue pair numbers.
+//! [`handover`] passes packets on. [`locate`] finds out where a queue pair lives, so that peers reach each other directly.
 
 mod addresses;
 mod batch;
@@ -51,12 +50,12 @@ mod time;
 
 pub use device::FACTORY;
 
-/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
+/// Locks a mutex, whether or not a thread has panicked with it: the value is consistent between any two statements.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Locks a mutex, unless somebody keeps it until then.
+/// Locks a mutex, unless other threads keep it until then.
 fn lock_until<T>(
     mutex: &std::sync::Mutex<T>,
     until: std::time::Duration,

@@ -1,11 +1,11 @@
-//! How often something is done for those who ask for it.
+//! A limit on how often something is done for each asker: an address, for example.
 
 use crate::lock;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Askers share so many shares. Who shares with whom nobody knows outside of this process.
+/// Askers share so many shares. No other process knows which askers share one.
 const SHARES: usize = 256;
 
 /// A limit on how often something is done for an asker: an address, for example. One that asks too often has no effect on most others. Thread-safe, and of a fixed size.
@@ -16,7 +16,7 @@ pub(crate) struct Limit {
     spread: RandomState,
     /// Between two, on average.
     every: Duration,
-    /// What may be done at once.
+    /// How many times the thing may be done at once.
     burst: u32,
 }
 

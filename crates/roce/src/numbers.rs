@@ -1,10 +1,10 @@
-//! Queue pair numbers. A number says which process of the network namespace owns it: its upper half names a *block*, which a process claims
-//! by listening on an abstract Unix socket of that name; the lower half is random. A number that was given back rests until many more
-//! have been, so that late packets find nobody.
+//! Queue pair numbers. A number says which process of the network namespace owns it. Its upper half names a *block*, which a process claims by listening on
+//! an abstract Unix socket of that name; its lower half is random. A number that was given back rests until many more have been, so that late packets for
+//! it reach no other queue pair.
 //!
-//! Names in the abstract namespace are whoever's takes them first, and one user can take them all. Then the blocks that he has count as free for others, who
-//! take one *beside* him: by the block's name and 64 random bits, which nobody takes first. Who looks for the owner of a block finds such names in
-//! the system's list of sockets, and goes by the user at their end.
+//! The first process to take a name in the abstract namespace has it, so one user can take them all. Then the blocks of that user count as free for others.
+//! A process of another user takes one *beside* the first owner, by a name of its own: the block's name and 64 random bits, which no process can take in
+//! advance. A process that looks for the owner of a block finds such names in the system's list of sockets, and goes by the user at their end.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -27,7 +27,7 @@ pub(crate) use effect::try_list;
 
 /// Bits of a number that count within a block.
 const BITS: u32 = 12;
-/// Numbers of a block that are given out before another one is claimed: random ones stay easy to find.
+/// Numbers of a block that are given out before another one is claimed, so that a random number is free after a few tries.
 const MOST: usize = (1 << BITS) * 3 / 4;
 /// Numbers that rest, for each block.
 const RESTING: usize = 512;
@@ -51,8 +51,8 @@ const MOST_BESIDE: usize = 256;
 /// How long what the system lists is taken to be as it was, at least, where nothing depends on it for long. It may be longer: any user can make the list long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
 
-/// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)).
-/// Anybody can have taken such names, so no more than [`MOST_BESIDE`] of a block are returned.
+/// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)). Any process can have taken such names, so no
+/// more than [`MOST_BESIDE`] of a block are returned.
 fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     let prefix = block_name(0);
     let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
@@ -76,19 +76,19 @@ fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     found
 }
 
-/// The names of sockets whose processes have taken a block beside the one with its name. What the system lists may be known for so long already, or longer if
-/// it takes long to read. Zero: it is read anew.
+/// The names of sockets whose processes have taken a block beside the one with its name. `fresh` is the most age of the system's list, or more if that
+/// takes long to read. Zero: the list is read anew.
 fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
     static LIST: Mutex<LastReading<HashMap<u16, Vec<Vec<u8>>>>> = Mutex::new(LastReading::none());
     let read = || listed(&std::fs::read("/proc/net/unix").unwrap_or_default());
     lock(&LIST).get(fresh, time::now, read).get(&block).cloned().unwrap_or_default()
 }
 
-/// Connections to those who own a block, our own user's first. More than one only where one user has taken most blocks. What the system lists may be known
-/// for so long already, or longer if it takes long to read; zero: it is read anew.
+/// Connections to the owners of a block, our own user's first. There are several only if one user has taken most blocks. `fresh` is the most age of the
+/// system's list, or more if that takes long to read. Zero: the list is read anew.
 ///
 /// # Errors
-/// Those of connect(2) to the one with its name, if there is nobody else.
+/// Those of connect(2) to the one with its name, if there is no other owner.
 pub(crate) fn owners(block: u16, fresh: Duration) -> io::Result<Vec<Connection>> {
     let first = Connection::open(&block_name(block));
     if first.as_ref().is_ok_and(Connection::is_same_user) {
@@ -162,12 +162,12 @@ impl Numbers {
             .ok_or_else(|| Error::exhausted("other processes have all blocks of queue pair numbers"))
     }
 
-    /// Takes a block beside a user who has most of them.
+    /// Takes a block beside a user that has most of them.
     fn claim_beside(&mut self) -> Option<(u16, RawFd)> {
         let mut held: HashMap<Option<libc::uid_t>, Vec<u16>> = HashMap::new();
         for _ in 0..SAMPLE {
             let block = 1 + (random::word() % (BLOCKS - 2)) as u16;
-            // Who lets nobody in does not say who he is.
+            // A process that lets no connection in does not tell its user.
             let user = match Connection::open(&block_name(block)) {
                 Ok(connection) if connection.owner() == Owner::Ourselves => continue,
                 Ok(connection) => connection.user(),
@@ -182,9 +182,9 @@ impl Numbers {
         if blocks.len() <= SAMPLE / 2 {
             return None;
         }
-        // What he has taken beside himself is as free as the rest.
+        // Further names that the greedy user has taken beside its own are as free as the rest.
         let is_his = |name: &Vec<u8>| Connection::open(name).map_or(true, |owner| owner.user() == greedy);
-        // What is free depends on it: it is read anew, once.
+        // The choice of a block depends on the list, so it is read anew, once.
         let mut fresh = Duration::ZERO;
         let mut is_free = |block: u16| beside(block, std::mem::replace(&mut fresh, FRESH)).iter().all(is_his);
         let block = blocks.into_iter().find(|block| !self.owns(*block) && is_free(*block))?;

@@ -11,12 +11,12 @@ use adverb_core::reactor::{Readiness, Source};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Connections for one purpose, of all other users together. Those of our own user are bounded by his descriptors, which are theirs, too.
+/// Connections for one purpose, of all other users together. Those of our own user are bounded by its limit of descriptors, which counts at both ends.
 const MOST: usize = 256;
 /// A connection that asks is closed when nothing has come by it for so long. A process that asks again later connects again.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What a process connects for.
+/// The purpose of another process's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The process asks something, now and then.
@@ -40,7 +40,7 @@ struct State {
 struct OtherConnection {
     connection: Arc<Connection>,
     purpose: Purpose,
-    /// The user of the process. None is one user more, of all whom the system does not name.
+    /// The user of the process. None stands for one more user: all users that the system does not name.
     user: Option<libc::uid_t>,
     /// When the other process has said something, or has come.
     heard: Duration,
@@ -48,7 +48,7 @@ struct OtherConnection {
 
 impl OtherUsers {
     /// Lets a connection in. Where there are as many as may be, the user that has the most loses the connection that has been silent the longest. True if
-    /// somebody has to look for silent ones [after a while](Self::hang_up_silent).
+    /// the caller has to have silent ones looked for [after a while](Self::hang_up_silent).
     ///
     /// # Errors
     /// EUSERS if the user that watches most often would only lose one to get another, without end.
@@ -78,7 +78,7 @@ impl OtherUsers {
             let Some(gone) = gone else {
                 return Err(Error::new(libc::EUSERS, "too many connections of another user"));
             };
-            // It is found to have gone, and what it has said before is still heard.
+            // The reactor reports the hang-up, and messages that came before it are still read.
             all.remove(gone).connection.hang_up();
         }
         all.push(OtherConnection { connection: connection.clone(), purpose, user, heard: now });
@@ -122,7 +122,7 @@ impl OtherUsers {
         lock(&self.0).all.len()
     }
 
-    /// Lets one in on which nobody looks again.
+    /// Lets a connection in, without a timer for silence.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn enter_unwatched(&self, connection: &Arc<Connection>) {
         let _ = self.enter(connection, Purpose::Asks, time::now());

@@ -1,4 +1,4 @@
-//! Where a datagram goes, and as whom it is sent.
+//! Where a datagram goes, and the address from which it is sent.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

@@ -1,4 +1,4 @@
-//! The sockets of [`adverb_core::seqpacket`], by names of this transport. What a message says is in [`crate::handover`].
+//! The sockets of [`adverb_core::seqpacket`], by names of this transport. [`crate::handover`] has the form of their messages.
 
 pub(crate) use adverb_core::seqpacket::{Connection, Descriptors, Listener, Owner};
 

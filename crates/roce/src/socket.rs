@@ -1,5 +1,5 @@
-//! Unprivileged UDP sockets for RoCE: unconnected, so that the IP identification of what they send is known (zero, or the place in
-//! a segmented send), and never fragmenting. What a thread of the program calls here is no cancellation point.
+//! Unprivileged UDP sockets for RoCE. They are unconnected, so that the IP identification of their packets is known: zero, or the place in a segmented
+//! send. They never fragment. The system calls here that threads of the program make are no cancellation points.
 
 use crate::observer;
 use crate::route::{Route, canonical};
@@ -13,7 +13,7 @@ use std::ptr;
 
 /// Datagrams, or trains of equal datagrams, that one system call sends or receives.
 pub(crate) const BURST: usize = 8;
-/// After trains of so many bytes a call receives only this many: what is copied is still in the cache then when it is looked at.
+/// After trains of so many bytes a call receives only [`FEW`], so that the bytes are still in the processor's cache when they are looked at.
 const LONG: usize = 16 << 10;
 const FEW: usize = 2;
 /// Room for a train: the longest that the kernel joins.
@@ -67,7 +67,7 @@ pub(crate) struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    /// Shows it to whoever watches this process.
+    /// Shows the datagram to the capture, the log or a watcher.
     #[cold]
     pub(crate) fn show(&self) {
         let from = SocketAddr::new(self.source, self.source_port);
@@ -151,8 +151,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// What may be in flight to it, in the unit of congestion windows, so that its buffer holds it: the kernel counts what it keeps beside
-    /// the bytes, too.
+    /// Most bytes that may be in flight to this socket, in the unit of congestion windows, so that its buffer holds them. The kernel also counts its own
+    /// memory for each packet there.
     pub(crate) fn takes(&self) -> u32 {
         self.takes
     }
@@ -291,7 +291,7 @@ impl Socket {
         }
     }
 
-    /// Receives what has arrived, up to [`BURST`] trains, into the buffers, in place of what was there. Never waits.
+    /// Receives up to [`BURST`] trains that have arrived into the buffers, in place of those before. Never waits.
     pub(crate) fn receive(&self, buffers: &mut Buffers) -> io::Result<TrainReceipt> {
         buffers.trains = 0;
         // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time limit.
@@ -351,20 +351,20 @@ impl Drop for Socket {
     fn drop(&mut self) {
         if self.born.is_here() {
             fork::disown_descriptor(self.fd);
-            // SAFETY: ours; nobody uses it any more.
+            // SAFETY: ours; no other thread uses it any more.
             unsafe { libc::syscall(libc::SYS_close, self.fd) };
         }
     }
 }
 
-/// What a train needs beside its bytes to be sent.
+/// The name and the control messages with which a train is sent.
 struct Message {
     name: Address,
     part: libc::iovec,
     control: Control,
 }
 
-/// What a receive brought.
+/// The outcome of a receive.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TrainReceipt {
     /// Trains, each with an element of its own of the call's.
@@ -375,7 +375,7 @@ pub(crate) struct TrainReceipt {
     pub(crate) overflowed: u32,
 }
 
-/// What all datagrams of a train have in common.
+/// The addresses and header fields that all datagrams of a train have in common.
 #[derive(Clone, Copy)]
 struct Envelope {
     source: IpAddr,
@@ -389,10 +389,10 @@ struct Envelope {
     segment: usize,
 }
 
-/// Where datagrams are received, and what the system call is told of it.
+/// Memory for received datagrams, and the headers by which the system call finds it.
 pub(crate) struct Buffers {
     bytes: Vec<u8>,
-    /// Trains that the last call has received, and what is known of each; nothing of one that is of no use.
+    /// Trains that the last call has received, and an envelope for each; none for one that is of no use.
     trains: usize,
     envelopes: [Option<Envelope>; BURST],
     names: Box<[Address; BURST]>,
@@ -402,7 +402,7 @@ pub(crate) struct Buffers {
     heads: Box<[libc::mmsghdr; BURST]>,
     /// How many trains the next call receives.
     wanted: usize,
-    /// What the socket has lost so far.
+    /// Datagrams that the socket has lost so far, as it last said.
     lost: u32,
 }
 
@@ -521,7 +521,7 @@ struct Control {
     used: usize,
 }
 
-/// What the control messages of an arrival say.
+/// The contents of the control messages of an arrival.
 #[derive(Default)]
 struct ControlInfo {
     local: Option<IpAddr>,
@@ -551,7 +551,7 @@ impl Control {
         self.used += space;
     }
 
-    /// Describes to whom, how, and in which pieces to send.
+    /// Describes the destination, the header fields and the pieces of a train.
     fn describe(&mut self, train: &Train, dual: bool) {
         let route = &train.route;
         // ROCE-22

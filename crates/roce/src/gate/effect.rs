@@ -1,4 +1,5 @@
-//! What other processes say to the gate, in any order, and what that changes: members, requests to join, and the groups of the socket, each as a model says.
+//! Requests and answers of other processes to the gate, in any order. A model says what they change: members, requests to join, and the groups of the
+//! socket.
 
 use super::*;
 use crate::handover::HEAD;
@@ -75,7 +76,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         true => State::Holder { lane: lane.clone(), listener: None, members: Vec::new() },
         false => State::Member(others[0].here.clone()),
     };
-    // Of the members, who they are; and the requests of this process to join groups.
+    // The members' connections, and the requests of this process to join groups.
     let mut members: Vec<(IpAddr, u32, usize)> = Vec::new();
     let mut joins: HashMap<(IpAddr, u32), Option<JoinResult>> = HashMap::new();
     let mut ever = HashSet::new();
@@ -152,7 +153,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     for other in &others {
         gate.member_left(&own, &other.here);
     }
-    // A socket can be in few groups only: what nobody is in any more, it has left.
+    // A socket can be in few groups only. So it has left each group that no process is in any more.
     for (group, interface) in ever {
         assert!(lane.socket.multicast(group, interface, false).is_err(), "{group} is still joined");
     }

@@ -1,4 +1,4 @@
-//! What other processes hand over to this one, and what that does to its queue pairs, their memory, and its tables.
+//! Messages that other processes hand over to this one, and their effect on its queue pairs, their memory, and its tables.
 
 use super::*;
 use crate::endpoint::Endpoint;
@@ -27,17 +27,17 @@ use std::time::{Duration, Instant};
 const SLOTS: usize = 8;
 const SLOT: usize = 128;
 const GRH: usize = 40;
-/// The registered memory that a peer may write to: in the middle, and what else there is of it.
+/// The registered memory, and the part in its middle that a peer may write to.
 const ARENA: usize = 4096;
 const WRITABLE: std::ops::Range<usize> = 2048..2560;
 
-/// The peer of the reliable connection: an address of the loopback that nobody has.
+/// The peer of the reliable connection: an address of the loopback that no process has.
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const PEER_NUMBER: u32 = 0x00_1234;
 const PSN: u32 = 77;
 const TEST_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// A process with queue pairs: one of datagrams, one that is connected to nobody that lives.
+/// A process with two queue pairs: one for datagrams, and one whose peer does not live.
 struct Process {
     net: Arc<Net>,
     datagrams: Side,
@@ -137,7 +137,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     let own: Vec<u32> = sorted(net);
     let number = datagrams.queue_pair.number();
     let mut others = [true, false].map(|trusted| Other::new(net, trusted));
-    // What memory is to hold, and the receives that wait.
+    // The expected contents of memory, and the receives that wait.
     let mut expected = memory.fill(5);
     let untouched = writable.fill(6);
     let mut receives: VecDeque<(u64, usize)> = VecDeque::new();
@@ -211,7 +211,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                         assert!(!fits || found[0].2 as usize == there);
                         let is = memory.bytes();
                         let place = slot * SLOT..(slot + 1) * SLOT;
-                        // The header is the arrival's, whatever it says; what does not fit is anything, in its place.
+                        // The header is the arrival's, whatever its packet says. Bytes that do not fit stay where they are.
                         let filled = if fits { place.start + GRH..place.start + there } else { 0..0 };
                         assert!(is[filled.clone()].iter().all(|byte| payload.first() == Some(byte)));
                         let taken = if fits { place.start..filled.end.max(place.start + GRH) } else { place };
@@ -246,7 +246,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 let get = if wrong & 2 == 0 { method::GET } else { method::GET_RESPONSE };
                 let mad = question.with_header(Header::new(0x3d, 1, get, word.into(), 1)).to_bytes();
                 let kind = if wrong & 4 == 0 { HandoverKind::Locate } else { HandoverKind::Management };
-                // The connected queue pair asks for its peer, and gives up at any time: what is known of others stays.
+                // The connected queue pair asks for its peer, and gives up at any time. Other entries stay.
                 let known =
                     || [arrival.source, arrival.local].map(|address| net.locator.known(address, about));
                 let before = known();
@@ -266,7 +266,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 other.says(&[&head(HandoverKind::Management, &arrival)[..], &mad].concat(), &[]);
             }
             11 | 12 => {
-                // An offer of memory, what follows it, or anything else about a channel.
+                // An offer of memory, a message that follows it, or anything else about a channel.
                 let mut said = vec![1 + wrong % 7; 33];
                 said[1..5].copy_from_slice(&word.to_ne_bytes());
                 let message = [&head(HandoverKind::Channel, &arrival)[..], &said].concat();
@@ -292,7 +292,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
             }
             13 => {
-                // Anything. What joins or leaves groups is the gate's.
+                // Anything. Messages to join or leave groups are the gate's.
                 let mut message = head(HandoverKind::Packet, &arrival).to_vec();
                 message[0] = match wrong {
                     3 | 4 => 0,

@@ -1,4 +1,4 @@
-//! What anybody can write into the system's list of sockets, and to whom it leads.
+//! Names that any process can put into the system's list of sockets, and the processes that they lead to.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! What was read last, and for how long it is good enough.
+//! The last reading of a list, and how long it is fresh enough.
 
 use std::time::Duration;
 
-/// A reading is kept at least so many times as long as it took. So readings take a small part of the time, however often somebody asks.
+/// A reading is kept at least so many times as long as it took. So readings take a small part of the time, however often they are asked for.
 const PAUSE: u32 = 10;
 /// But no longer than this: a process that is stopped amid a reading would keep the old list for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -38,7 +38,7 @@ pub(crate) struct RawEndpoint {
     transmit: Mutex<Transmit>,
     /// Counts the calls of [`transport::Endpoint::transmit`].
     rings: Rings,
-    /// What is to be sent waits for room in the socket.
+    /// Requests wait for room in the socket.
     is_full: AtomicBool,
     hearing: Mutex<Hearing>,
     /// Faults of the wire.
@@ -55,7 +55,7 @@ struct Transmit {
     frame: Box<[u8; MOST]>,
 }
 
-/// What the background thread is asked to watch.
+/// The reasons for which the background thread watches the socket.
 #[derive(Default)]
 struct Hearing {
     /// From RTR on.
@@ -98,14 +98,14 @@ impl RawEndpoint {
         });
         let lane: Arc<dyn CqLane> = endpoint.clone();
         endpoint.completion_queues().iter().for_each(|cq| cq.attach_lane(&lane));
-        // Who only spreads frames over work queues has no states: these have.
+        // A queue pair that only spreads frames over work queues has no states of its own: it takes frames in at once.
         if !endpoint.queues.work_queues().is_empty() {
             endpoint.begin().inspect_err(|_| transport::Endpoint::close(&*endpoint))?;
         }
         Ok(endpoint)
     }
 
-    /// The completion queues whose polls take in what has arrived.
+    /// The completion queues whose polls take in frames that have arrived.
     fn completion_queues(&self) -> Vec<Arc<CompletionQueue>> {
         let queues = &self.queues;
         let own = [&queues.send_cq, &queues.receive_cq].into_iter();
@@ -143,7 +143,7 @@ impl RawEndpoint {
         Ok(())
     }
 
-    /// Nothing is sent or taken in any more, and when this returns nobody touches the program's memory for it.
+    /// No frame is sent or taken in any more. When this returns, no thread touches the program's memory for this queue pair.
     fn stop(&self) {
         *lock(&self.receive) = false;
         lock(&self.transmit).may_send = false;
@@ -232,7 +232,7 @@ impl RawEndpoint {
         Ok(true)
     }
 
-    /// Takes in what has arrived. Returns whether anything had.
+    /// Takes in frames that have arrived. Returns whether there were any.
     fn take_in(&self) -> bool {
         if !self.hears.load(Ordering::Acquire) {
             return false;

@@ -6,9 +6,9 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::RawFd;
 
-/// Largest frame: what the kernel may have put together from several that came in.
+/// Largest frame: the kernel may have put it together from several that came in.
 pub(super) const MOST: usize = (1 << 16) + 32;
-/// Bytes that may wait to be looked at, with what the kernel counts beside the frames.
+/// Bytes that may wait in the socket, with the kernel's own memory for each frame.
 const ROOM: i32 = 4 << 20;
 /// Both Ethernet addresses, behind which a VLAN tag stands.
 const ADDRESSES: usize = 12;
@@ -21,7 +21,7 @@ pub(super) struct PacketSocket {
     born: ForkGeneration,
 }
 
-/// What a receive has brought.
+/// The outcome of a receive.
 pub(super) enum FrameReceipt {
     /// A frame of so many bytes, from this place of the buffer on.
     Frame(usize, usize),
@@ -47,10 +47,11 @@ impl PacketSocket {
         fork::own_descriptor(fd);
         let socket = Self { fd, interface: interface as i32, born: ForkGeneration::now() };
         socket.set(libc::PACKET_AUXDATA, &1i32)?;
-        // Since Linux 4.20; before, what goes out is recognized by its address.
+        // Since Linux 4.20. On older kernels, frames that go out are recognized by their address.
         const PACKET_IGNORE_OUTGOING: i32 = 23;
         let _ = socket.set(PACKET_IGNORE_OUTGOING, &1i32);
-        // The default holds some ninety frames, which come in bursts; whoever may raises it, up to the host's limit at least.
+        // The default holds some ninety frames, and they come in bursts. A process with the right to raises it beyond the host's limit; any other raises it
+        // up to that limit.
         for option in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
             if socket.set_at(libc::SOL_SOCKET, option, &ROOM).is_ok() {
                 break;
@@ -175,7 +176,7 @@ impl Drop for PacketSocket {
     fn drop(&mut self) {
         if self.born.is_here() {
             fork::disown_descriptor(self.fd);
-            // SAFETY: ours; nobody uses it any more.
+            // SAFETY: ours; no other thread uses it any more.
             unsafe { libc::syscall(libc::SYS_close, self.fd) };
         }
     }

@@ -32,7 +32,7 @@ impl Steering {
         self.change().retain(|(_, target)| target.rule != number);
     }
 
-    /// The endpoints that get a frame: each once, whichever rules say so.
+    /// The endpoints that get a frame: each once, also if several rules say so.
     pub(super) fn receivers(&self, frame: &[u8]) -> Vec<Arc<RawEndpoint>> {
         let Some(headers) = Headers::of(frame) else { return Vec::new() };
         let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
