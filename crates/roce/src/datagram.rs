@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one packet each, to whoever an address handle names (volume 1, section 9.8.3).
+//! Unreliable datagrams: one packet each, to the destination of an address handle (volume 1, section 9.8.3).
 
 use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::{Endpoint, Turn, Via};
@@ -137,7 +137,7 @@ impl DatagramLink {
             && !admits(peer)
         {
             peer.wait(endpoint, packet_route.route);
-            // An echo that came meanwhile has found nobody waiting.
+            // An echo that came meanwhile has found no waiting sender to ring.
             if !admits(peer) {
                 return Ok(false);
             }
@@ -268,7 +268,7 @@ impl DatagramLink {
                 return;
             }
         };
-        // What stands in front of it, and how much of that has come with it.
+        // The routing header, and how many bytes of it have come with the payload.
         let (payload, mut header, along) = match via {
             Via::Network(arrival) => {
                 if !self.verify(arrival) {
@@ -354,8 +354,8 @@ impl DatagramLink {
     }
 }
 
-/// RoCE has no service levels. Adapters say in their place what stands in front of a datagram (which the bytes alone do not tell), and
-/// programs such as UCX rely on it: 2 means an IPv4 header, 1 an IPv6 header, 8 more that UDP follows.
+/// RoCE has no service levels. In their place, adapters report the kind of header in front of a datagram, which the bytes alone do not tell. Programs such
+/// as UCX rely on it: 2 means an IPv4 header, 1 an IPv6 header, 8 more that UDP follows.
 fn header_kind(header: &[u8; GRH]) -> u8 {
     const UDP: u8 = 8;
     UDP | if header[0] == 0 { 2 } else { 1 }
@@ -384,7 +384,7 @@ fn header_along(route: &Route, bytes: usize) -> [u8; GRH] {
     header_of(route.source, route.destination, route.class, hops, bytes)
 }
 
-/// What stands in front of a received datagram. A socket does not show the header itself: it is made again from what is known of it.
+/// The routing header in front of a received datagram. A socket does not show the header, so it is made again from the packet's addresses and fields.
 fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
     header_of(arrival.source, arrival.local, arrival.class, arrival.hops, arrival.bytes.len())
 }
@@ -393,7 +393,7 @@ fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
 fn header_of(source: IpAddr, local: IpAddr, class: u8, hops: u8, bytes: usize) -> [u8; GRH] {
     const UDP: u8 = 17;
     let mut header = [0; GRH];
-    // What a process of this host hands over may be longer than any packet.
+    // A datagram that a process of this host hands over may be longer than any packet.
     let length = u16::try_from(bytes + 8).unwrap_or(u16::MAX);
     match (source, local) {
         (IpAddr::V4(source), IpAddr::V4(local)) => {

@@ -1,4 +1,4 @@
-//! The device `roce0`, and others like it: what they can do, their ports, and their place in the host.
+//! The device `roce0`, and others like it: their abilities, their ports, and their place in the host.
 //!
 //! The devices of a process share sockets, queue pair numbers and connection management; each has addresses of the host, and its own GID table of them.
 
@@ -57,7 +57,7 @@ const UNRELIABLE: &[Opcode] = &[
 ];
 const DATAGRAM: &[Opcode] = &[Opcode::Send, Opcode::SendWithImmediate];
 
-/// What queue pairs of a service can do.
+/// The operations that queue pairs of a service take.
 pub(crate) fn operations(service: Service) -> &'static [Opcode] {
     match service {
         Service::Rc => RELIABLE,

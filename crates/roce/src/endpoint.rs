@@ -46,7 +46,7 @@ pub(crate) struct Endpoint {
     is_queued: AtomicBool,
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
-    /// What is done beside the lane where its peer is on this host, and which messages from there wait for the program.
+    /// The state for threads that work beside the lane where the peer is on this host, and since when messages from there wait for the program.
     pub(crate) beside: Beside,
     pub(crate) behind: WaitingSince,
     /// Listed as short of receives ([`crate::pace`]).
@@ -76,7 +76,7 @@ pub(crate) trait Observer: Send + Sync {
     fn ended(&self);
 }
 
-/// What the protocol knows of the queue pair.
+/// The protocol's state of the queue pair.
 pub(crate) struct EndpointState {
     /// The state as the program last set it, or as the protocol changed it.
     pub(crate) state: State,
@@ -100,7 +100,7 @@ pub(crate) enum Via<'a> {
     Host(&'a Delivery<'a>),
 }
 
-/// What a look at the deadlines has found.
+/// The outcome of a look at the deadlines.
 pub(crate) struct DeadlineScan {
     /// The next one.
     pub(crate) deadline: Option<Duration>,
@@ -108,7 +108,7 @@ pub(crate) struct DeadlineScan {
     pub(crate) transmit: bool,
 }
 
-/// What a turn at sending leaves.
+/// The outcome of a turn at sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// There is more to send, and nothing that it waits for.
@@ -117,7 +117,7 @@ pub(crate) struct Turn {
     pub(crate) failed: bool,
     /// A request failed: the send queue is in error (SQE).
     pub(crate) stopped: bool,
-    /// There is what goes on beside the lane.
+    /// An operation goes on beside the lane.
     pub(crate) goes_on_beside: bool,
 }
 
@@ -199,14 +199,14 @@ impl Endpoint {
         unreachable!("the rounds have no end")
     }
 
-    /// Has somebody told what happens from now on.
+    /// Has the observer told of the queue pair's events from now on.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
         *lock(&self.observer) = Some(observer);
     }
 
     /// Packets go by the network: finds out behind which port the peer's queue pair lives.
     pub(crate) fn locate(&self, route: Route, number: u32) {
-        // What is known from before may be somebody else's by now.
+        // The entry from before may be of another process by now.
         let wanted = LocationQuery { local: route.source, peer: route.peer(), number };
         let known = self.net.locator.find(&self.net, &self.lane, wanted, self.number(), true);
         if let Location::At(place) = known {

@@ -1,4 +1,4 @@
-//! What the protocol asks of its host: memory, receives and completions of one queue pair.
+//! The host of the protocol, as that calls it: memory, receives and completions of one queue pair.
 
 use crate::local::Near;
 use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
@@ -74,13 +74,13 @@ impl RequesterHost for Requests<'_> {
 
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
         if end != CompletionStatus::Success {
-            // The program may use the memory of a failed request for something else: nobody reads it any more.
-            // Our own use ends first: the memory may be lent to ourselves.
+            // The program may use the memory of a failed request for something else: no process reads it any more. Our own use ends first: the memory may
+            // be lent to ourselves.
             self.elsewhere.finish();
             if let Some(near) = self.near {
                 near.take_back(self.queues);
             }
-            // Who sees the failure finds the queue pair in error.
+            // A thread that sees the failure finds the queue pair in error.
             // IB-QP-9
             if self.queues.service != Service::Uc {
                 self.queues.enter_error();
@@ -142,14 +142,14 @@ impl KeptReads {
         place
     }
 
-    /// What is kept at this place, of one read.
+    /// The bytes that are kept at this place, of one read.
     pub(crate) fn at(&self, place: u32, length: u32) -> Option<&[u8]> {
         self.reads.iter().find_map(|(start, bytes)| {
             bytes.get(place.wrapping_sub(*start) as usize..)?.get(..length as usize)
         })
     }
 
-    /// What is before this place has been sent, or never will be.
+    /// All bytes before this place have been sent, or never will be.
     pub(crate) fn sent(&mut self, place: u32) {
         while let Some((start, bytes)) = self.reads.front()
             && place.wrapping_sub(*start) as i32 >= bytes.len() as i32
@@ -185,13 +185,13 @@ pub(crate) struct Responses<'a> {
     domain: u32,
     /// Of a target queue pair, the shared receive queues that messages may name.
     shared: Option<SharedQueues<'a>>,
-    /// Nobody else counts what comes in ([`adverb_core::counters::Counter::count`]).
+    /// No other thread counts packets that come in ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
-    /// What is kept of reads.
+    /// The bytes that are kept of reads.
     kept: &'a mut KeptReads,
     /// A receive has completed.
     pub(crate) has_completed: bool,
-    /// What is refused has been told to the log.
+    /// The log has been told of a refusal.
     pub(crate) is_told: Cell<bool>,
 }
 
@@ -335,7 +335,7 @@ impl ResponderHost for Responses<'_> {
         let mut bytes = vec![0; length].into_boxed_slice();
         match span.map(|span| span.read(0, &mut bytes)) {
             Some(Ok(())) => Keep::At(self.kept.push(bytes)),
-            // Whoever answers it finds the same, and refuses it.
+            // The thread that answers the read finds the same, and refuses it.
             _ => Keep::Later,
         }
     }

@@ -26,7 +26,7 @@ pub(crate) struct LaneFaults {
     wire: &'static dyn Wire,
     leaving: Mutex<DelayQueue<Parcel>>,
     coming: Mutex<DelayQueue<Stray>>,
-    /// What looks at both when it is time, and when that is.
+    /// The source that looks at both queues when the next packet is due, and the time of that look.
     alarm: Arc<Alarm>,
     armed: Mutex<Option<Duration>>,
 }
@@ -46,7 +46,7 @@ impl LaneFaults {
         Some(Self { wire, leaving, coming, alarm, armed })
     }
 
-    /// What becomes of a packet that is about to leave. One that waits is kept here, and lost for its sender.
+    /// The fate of a packet that is about to leave. A packet that waits is kept here, and counts as lost for its sender.
     pub(crate) fn leaves(&self, lane: &Lane, route: &Route, bytes: &mut [u8], now: Duration) -> Fate {
         let mut fate =
             ask(self.wire, Direction::Out, [route.source, route.destination], kind(bytes), bytes.len());
@@ -63,8 +63,8 @@ impl LaneFaults {
         fate
     }
 
-    /// Takes a packet that has come: what of it is taken in, and when, is found by [`LaneFaults::due`]. Those that are only handed on to another process
-    /// are left alone.
+    /// Takes a packet that has come. [`LaneFaults::due`] returns it, its copies, or nothing, each at its time. Packets that are only handed on to another
+    /// process are left alone.
     pub(crate) fn comes(&self, lane: &Lane, arrival: &Arrival<'_>, is_ours: bool, now: Duration) {
         let fate = if is_ours {
             let ends = [arrival.local, arrival.source];
@@ -139,7 +139,7 @@ impl LaneFaults {
     }
 }
 
-/// What becomes of a packet between our address and the peer's.
+/// The fate of a packet between our address and the peer's.
 pub(crate) fn ask(
     wire: &dyn Wire,
     direction: Direction,
@@ -151,7 +151,7 @@ pub(crate) fn ask(
     wire.pass(&Passing { direction, peer, local, kind, length, medium: Medium::Datagrams })
 }
 
-/// What a packet is.
+/// The kind of a packet.
 fn kind(bytes: &[u8]) -> Kind {
     if packet::destination(bytes) == Some(GSI_QPN) {
         return Kind::Management;

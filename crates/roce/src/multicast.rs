@@ -11,12 +11,12 @@ use std::sync::{Condvar, Mutex};
 pub(crate) struct Groups {
     members: Mutex<HashMap<(IpAddr, u32), Vec<u32>>>,
     any: AtomicBool,
-    /// Groups that somebody joins or leaves at this instant, each with its interface.
+    /// Groups that a thread joins or leaves at this instant, each with its interface.
     changing: Mutex<HashSet<(IpAddr, u32)>>,
     changed: Condvar,
 }
 
-/// Nobody else joins or leaves a group on an interface before this is dropped.
+/// While this lives, no other thread joins or leaves a group on an interface.
 pub(crate) struct Change<'a> {
     groups: &'a Groups,
     group: (IpAddr, u32),
@@ -30,7 +30,7 @@ impl Drop for Change<'_> {
 }
 
 impl Groups {
-    /// Somebody joins or leaves: waits until nobody else does, so that what has become of that is known.
+    /// A thread is about to join or leave a group. Waits until no other thread is, so that the outcome of the others is known.
     pub(crate) fn change(&self, group: IpAddr, interface: u32) -> Change<'_> {
         let group = (group, interface);
         let changing = lock(&self.changing);
@@ -49,7 +49,7 @@ impl Groups {
         first
     }
 
-    /// A queue pair leaves a group on an interface. Returns whether nobody is left there.
+    /// A queue pair leaves a group on an interface. Returns whether no queue pair is left there.
     pub(crate) fn leave(&self, group: IpAddr, interface: u32, number: u32) -> bool {
         let mut members = lock(&self.members);
         let Some(list) = members.get_mut(&(group, interface)) else { return false };
@@ -75,7 +75,7 @@ impl Groups {
         numbers
     }
 
-    /// All groups with somebody in them, and their interfaces.
+    /// All groups with members, and their interfaces.
     pub(crate) fn all(&self) -> Vec<(IpAddr, u32)> {
         lock(&self.members).keys().copied().collect()
     }

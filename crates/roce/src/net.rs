@@ -209,8 +209,8 @@ impl Net {
         self.endpoints.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Counts the changes of that table. A thread that keeps a queue pair out of it may still find it at work for an instant after it was destroyed; its own
-    /// state then says that it takes in nothing.
+    /// Counts the changes of that table. A thread that keeps a queue pair out of it may still use it for an instant after it was destroyed. The queue
+    /// pair's own state then says that it takes in nothing.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
@@ -314,7 +314,7 @@ impl Net {
         self.has_lanes.load(Ordering::Relaxed)
     }
 
-    /// This thread sends by a lane: what it has received by others is acknowledged before.
+    /// This thread is about to send by a lane: acknowledgements of messages that it has received by other lanes leave before.
     // PRACTICE-ORDER-1
     #[inline]
     pub(crate) fn settle_others(&self, lane: &Lane) {
@@ -332,8 +332,8 @@ impl Net {
         lanes.filter_map(|(_, lane)| lane.get()).for_each(|lane| lane.settle_first());
     }
 
-    /// The lane of a queue pair. Extended reliable connections (XRC) share one: what one receives, another one answers, and what acknowledges the one
-    /// and what the other sends are to go by one socket, where their order is known.
+    /// The lane of a queue pair. Extended reliable connections (XRC) share one: one queue pair receives a message, and another one answers it. The
+    /// acknowledgement and the answer are to go by one socket, where their order is known.
     // PRACTICE-ORDER-1
     pub(crate) fn lane_for(&self, queues: &Queues) -> Result<Arc<Lane>> {
         if !matches!(queues.service, Service::XrcSend | Service::XrcReceive) {
@@ -381,7 +381,7 @@ impl Net {
         self.by_place.iter().filter_map(OnceLock::get)
     }
 
-    /// A datagram has come: to its queue pair, or noted for what follows. Cheap checks come first.
+    /// Takes in a datagram that has come: by its queue pair, or noted for the end of the burst. Cheap checks come first.
     #[inline]
     pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
         let number = packet::destination(arrival.bytes);
@@ -453,7 +453,7 @@ impl Net {
     }
 
     // IB-PKT-46
-    /// Does what a burst has left to be done on the lane that it came by, apart from management datagrams and packets for other processes.
+    /// Finishes the work that a burst has left on the lane that it came by, apart from management datagrams and packets for other processes.
     pub(crate) fn follow_up(&self, sweep: &mut Sweep, lane: &Lane) {
         let mut here = false;
         for endpoint in sweep.ready.drain(..) {
@@ -494,8 +494,8 @@ impl Net {
         lock(&self.block_owners).get(&block).is_some()
     }
 
-    /// Sends a message to the process that owns a block. False if there is none, it does not keep up, or it is another user's, who is asked where
-    /// somebody lives and told nothing else.
+    /// Sends a message to the process that owns a block. False if there is none, or if it does not keep up. A process of another user is only asked where a
+    /// queue pair or service lives: for any other message, false.
     pub(crate) fn tell(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
         self.tell_owner(block, kind, arrival) == TellOutcome::Told
     }
@@ -511,7 +511,7 @@ impl Net {
                 Err(_) => {}
             }
         }
-        // None yet, or the one who had the block before is gone.
+        // None yet, or the process that owned the block before is gone.
         lock(&self.block_owners).forget(&block);
         let owners = match numbers::owners(block, numbers::FRESH) {
             Ok(owners) => owners,

@@ -41,7 +41,7 @@ impl std::fmt::Display for Direction {
     }
 }
 
-/// What a packet is.
+/// The kind of a packet.
 pub(crate) fn kind(packet: &Packet<'_>) -> wire::Kind {
     use wire::Kind;
     if packet.bth().destination() == GSI_QPN {

@@ -1,8 +1,8 @@
 //! In which order the datagrams of one receive are taken in: acknowledgements before the requests in front of them.
 //!
-//! Adapters acknowledge a message when it arrives, so programs find their own request complete before they find what the peer has done about it.
-//! Here the acknowledgement leaves with the reply, behind it in one train, since a datagram of its own in front costs almost half of a way as much
-//! again. Whoever receives the train puts it right.
+//! Adapters acknowledge a message when it arrives, so programs find their own request complete before they find what the peer has done about it. Here the
+//! acknowledgement leaves with the reply, behind it in one train, since a datagram of its own in front costs almost half of a way as much again. The thread
+//! that receives the train puts the order right.
 
 use crate::socket::Arrival;
 use adverb_wire::ib::packet::{self, Role};

@@ -1,8 +1,9 @@
 //! Disconnect requests for the connections of killed processes, the orphans.
 //!
-//! A kernel ends the connections of a process that is killed. Here nobody is left to do it but the parent: `adverb run` makes a record in a memfd,
-//! which its program and the program's children inherit and write their connections into. A process that does so tells the parent by a socket
-//! that it has inherited, too. When one has ended, whoever started it, the parent sends a disconnect request for whatever is left of it.
+//! A kernel ends the connections of a process that is killed. Here only the parent is left to do it: `adverb run` makes a record in a memfd, which its
+//! program and the program's children inherit and write their connections into. A process that does so tells the parent by a socket that it has inherited,
+//! too. When such a process has ended, also one that another process has started, the parent sends disconnect requests for the connections that it has
+//! left.
 
 mod disconnect;
 mod watch;
@@ -70,7 +71,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A new record for a program: what is to be put into its environment, and the parent's end.
+    /// A new record for a program: the value for its environment, and the parent's end.
     ///
     /// # Errors
     /// Where there is no memfd.
@@ -84,7 +85,7 @@ impl Record {
         if unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Whoever inherits it, as whatever user, cannot take the bytes away from under those who look at them.
+        // A process that inherits it, also of another user, cannot cut it short while others look at its bytes.
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: our descriptor.
         if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
@@ -119,7 +120,7 @@ impl Record {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: aligned, never unmapped, and all atomics, for which every byte pattern is valid; what is not atomic is not touched.
+        // SAFETY: aligned, never unmapped, and all atomics, for which every byte pattern is valid. Other bytes are not touched.
         Ok(unsafe { &*address.cast::<Page>() })
     }
 
@@ -268,12 +269,12 @@ fn entry_of(words: &[u32; 12]) -> Entry {
     }
 }
 
-/// A record that a program wrote, or anybody who has inherited it: what is taken out of it is what the processes that have ended left there, each once,
-/// and nobody is told anything but what stands there.
+/// Tries a record that a program wrote, or any process that has inherited it. Exactly the entries of processes that have ended are taken out of it, each
+/// once, and only the peers that they name are told.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     use std::sync::Mutex;
-    // It has a bound, whatever is written into it: all slots are looked at, and no more. One is enough for all runs.
+    // It has a bound for any contents: all slots are looked at, and no more. One is enough for all runs.
     static PAGE: OnceLock<Mutex<&'static Page>> = OnceLock::new();
     const LENGTH: usize = size_of::<Slot>() - 8;
     let page = PAGE.get_or_init(|| {

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The most that may be in flight to a peer whose socket is not known: what a buffer of the size that ordinary users get takes.
+/// The most that may be in flight to a peer whose socket is not known: as much as a buffer of the size that ordinary users get takes.
 const USUAL: u32 = 352 << 10;
 /// The most that may be in flight to any peer: more only spoils the caches.
 pub(crate) const MOST: u32 = 1 << 20;
@@ -83,7 +83,7 @@ pub(crate) struct Peer {
     is_waited_for: AtomicBool,
 }
 
-/// What unreliable queue pairs have sent.
+/// Totals of the messages that unreliable queue pairs have sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SentTotals {
     /// The part of the window that these messages take.
@@ -105,7 +105,7 @@ struct Marks {
     next: u64,
     /// Sent since the last mark.
     unmarked: SentTotals,
-    /// Marks that have not come back, what is before each, and when it left.
+    /// Marks that have not come back, each with the totals before it and the time when it left.
     outstanding: VecDeque<(u64, SentTotals, Duration)>,
     /// The last one that has come back.
     echoed: Option<u64>,
@@ -138,7 +138,7 @@ impl Marks {
 }
 
 impl Peer {
-    /// The place of the peer shows whether it is an adverb, which echoes marks, and what its socket takes.
+    /// The peer's queue pair has been located. The answer shows whether the peer is an adverb, which echoes marks, and how much its socket takes.
     pub(crate) fn learn_place(&self, place: Place) {
         let Some(room) = place.room else { return };
         self.echoes.store(true, Ordering::Relaxed);
@@ -223,7 +223,7 @@ impl Peer {
             }
             self.is_waited_for.store(true, Ordering::SeqCst);
         }
-        // Reliable connections bring their acknowledgements; what else takes up room needs an echo.
+        // Acknowledgements of reliable connections free their part of the window. The rest needs an echo.
         let mut marks = lock(&self.marks);
         if marks.is_timed || marks.is_empty() && !self.credit.is_spent() {
             return;
@@ -248,7 +248,7 @@ impl Peer {
         let mut feedback = Feedback::default();
         {
             let mut marks = lock(&self.marks);
-            // Only what has been sent comes back; each covers all before it. The last one may come once more, when there are receives again.
+            // Only marks that were sent are believed; each covers all before it. The last one may come once more, when there are receives again.
             let is_outstanding = marks.outstanding.iter().any(|(known, ..)| *known == mark);
             if !is_outstanding && marks.echoed != Some(mark) {
                 return;
@@ -310,7 +310,7 @@ impl Peer {
 }
 
 /// The receives that are left to unreliable messages. A message takes its receive with one packet, of a Send the first and of a Write with immediate data
-/// the last: so messages are counted as that packet leaves (they "begin"), and not by their bytes. Of many queue pairs that share a receive queue, each may
+/// the last. So messages are counted as that packet leaves (they "begin"), and not by their bytes. Of many queue pairs that share a receive queue, each may
 /// begin one with a packet. Thread-safe.
 struct Credit(AtomicU64);
 
@@ -321,8 +321,8 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// The receives that there were at the last echo ([`u32::MAX`]: any number), and the messages that have begun of which no echo has told: in one
-    /// word, so that no thread sees the one without the other.
+    /// Two counts in one word, so that no thread sees the one without the other. The first has the receives at the last echo ([`u32::MAX`]: any number).
+    /// The second has the messages that have begun since, of which no echo has told.
     fn both(receives: u32, begun: u32) -> u64 {
         u64::from(receives) << 32 | u64::from(begun)
     }
@@ -364,7 +364,7 @@ impl Credit {
     }
 }
 
-/// Repeats a mark that has not come back while somebody waits.
+/// Repeats a mark that has not come back while a queue pair waits for it.
 struct Again {
     net: Arc<Net>,
     lane: Arc<Lane>,
@@ -398,15 +398,15 @@ impl Source for Again {
     }
 }
 
-/// Unreliable packets to a peer, and echoes in any order: what is in flight, and what has begun, comes down by echoes of marks that are outstanding alone, each once, and nothing is left
-/// when the peer is given up.
+/// Tries unreliable packets to a peer, and echoes in any order. The counts of packets in flight and of begun messages come down only by echoes of
+/// outstanding marks, each once, and nothing is left when the peer is given up.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_effect(bytes: &[u8]) {
     let (address, port) = (IpAddr::from([10, 0, 0, 1]), 9);
     let peers = Peers::default();
     let peer = peers.of(address, port);
     peer.learn_place(Place { port, room: Some(MOST), host: 0 });
-    // What has been sent without a mark, and with those that are outstanding; the last that has come back.
+    // The totals sent without a mark, and with each outstanding one; the last mark that has come back.
     let (mut unmarked, mut outstanding, mut echoed) = (SentTotals::default(), VecDeque::new(), None);
     for step in bytes.as_chunks::<8>().0 {
         let [choice, which, host, from, rest @ ..] = *step;

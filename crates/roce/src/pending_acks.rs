@@ -1,8 +1,8 @@
 //! The lanes by which a thread has found what is not acknowledged yet.
 //!
-//! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane its thread may send what follows from the
-//! message, and the peer would see that first. So it leaves before. The thread that finds the message is not always the one that has taken it in: that may be
-//! the background thread, or a poll of another queue, which may be kept from its processor before it acknowledges.
+//! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane, its thread may send an answer to the
+//! message, and the peer would see that first. So the acknowledgement leaves before. The thread that finds the message is not always the thread that has
+//! taken it in. That may be the background thread, or a poll of another queue, which may lose its processor before it acknowledges.
 // PRACTICE-ORDER-1
 
 use std::cell::Cell;

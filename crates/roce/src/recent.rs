@@ -1,9 +1,9 @@
-//! A bounded memory of what is in use: others, however many come, push out only what nobody has asked for meanwhile.
+//! A bounded memory of entries in use. New entries, however many come, push out only those that no thread has asked for meanwhile.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// A bounded memory of what is in use, in two generations. When the younger one is full, the older one goes.
+/// A bounded memory of entries in use, in two generations. When the younger one is full, the older one goes.
 pub(crate) struct Recent<K, V> {
     young: HashMap<K, V>,
     old: HashMap<K, V>,
@@ -17,7 +17,7 @@ impl<K: Eq + Hash + Copy, V: Copy> Recent<K, V> {
         Self { young: HashMap::new(), old: HashMap::new(), most }
     }
 
-    /// What is known of `key`, which is in use.
+    /// The value of `key`, which is in use.
     pub(crate) fn get(&mut self, key: &K) -> Option<V> {
         if let Some(value) = self.young.get(key) {
             return Some(*value);

@@ -1,4 +1,4 @@
-//! What a burst of arrivals leaves to be done once all of it has been taken in.
+//! The work that a burst of arrivals leaves, to be done once all of the burst has been taken in.
 
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 pub(crate) struct Sweep {
     /// Queue pairs that have something to send now.
     pub(crate) ready: Vec<Arc<Endpoint>>,
-    /// Management datagrams, with whom they come from.
+    /// Management datagrams, with their addresses.
     pub(crate) management: Vec<Stray>,
     /// A peer did what its program expects to be served without ours.
     pub(crate) one_sided: bool,
-    /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since nobody may
-    /// poll theirs. Of a burst from a socket, none.
+    /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since perhaps no thread
+    /// polls their lanes. Zero for a burst from a socket.
     pub(crate) polled: usize,
-    /// Nobody else counts what comes in as this does ([`adverb_core::counters::Counter::count`]).
+    /// No other thread counts packets that come in with these counters ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
     /// Messages that have come straight and are not counted yet, and by which counters they are.
     straight: (Tally, Option<&'static Counters>),
@@ -27,7 +27,7 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// A sweep of what comes by a channel. `alone`: nobody else counts what comes in as this does.
+    /// A sweep for records of a channel. `alone`: no other thread counts packets that come in with these counters.
     pub(crate) fn counting(alone: bool) -> Self {
         Self { counts_alone: alone, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! The end of what a queue pair does: by an error, or by its program.
+//! The end of a queue pair's work: by an error, or by its program.
 
 use super::{Endpoint, EndpointKind, EndpointState};
 use crate::link::FinalReply;
@@ -16,7 +16,7 @@ impl Endpoint {
         }
     }
 
-    /// The queue pair goes to error because of what has happened on it; its requests are flushed. `ready`: others that may send now.
+    /// The queue pair goes to error because of an event on it; its requests are flushed. `ready`: others that may send now.
     #[cold]
     pub(super) fn fail(&self, mut inner: LockGuard<'_, EndpointState>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
@@ -27,10 +27,10 @@ impl Endpoint {
         let event = self.stop(&mut inner, ready);
         // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
         self.queues.enter_error();
-        // Who is in the middle of an operation here ends it before the program is told, and before it can begin anew.
+        // A thread of the peer's process in the middle of an operation here ends it before the program is told, and before the queue pair can begin anew.
         drop(kept_out);
         self.queues.counters.connections_lost.add(1);
-        // With the lock, too: what is posted after a reset is not to be flushed.
+        // With the lock, too: requests that are posted after a reset are not to be flushed.
         self.queues.flush();
         drop(inner);
         // IB-QP-39
@@ -93,7 +93,7 @@ impl Endpoint {
     pub(super) fn say(&self, words: &[FinalReply]) {
         words.iter().for_each(|word| word.send(&self.lane));
         if words.is_empty() {
-            // Somebody may have taken it over, and be about to send it.
+            // Another thread may have taken the acknowledgement over, and be about to send it.
             self.lane.wait_for_sender();
         }
     }

@@ -1,11 +1,11 @@
 //! Which posts wait to be gathered: those behind packets of the same queue pair that are not acknowledged yet.
 //!
-//! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way the program
-//! streams, and a packet that leaves a little later arrives no later than the peer can take it in. A program that has posted more than [`ROW`] requests since its last poll
-//! streams, too, though its peer is faster and has acknowledged everything. Posts that wait leave when they fill a train; when the program polls
-//! or arms a completion queue of the lane, or changes or destroys the queue pair; with an acknowledgement, since the thread that takes it in looks for work;
-//! or by the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait within a host, nor while the completion queue of the sends is armed. Unreliable
-//! messages do not wait, since they are not acknowledged.
+//! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way
+//! the program streams, and a packet that leaves a little later arrives no later than the peer can take it in. A program that has posted more than [`ROW`]
+//! requests since its last poll streams, too, though its peer is faster and has acknowledged everything. Posts that wait leave when they fill a train. They
+//! also leave when the program polls or arms a completion queue of the lane, or changes or destroys the queue pair. An acknowledgement has them leave,
+//! since the thread that takes it in looks for work; or else the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait within a
+//! host, nor while the completion queue of the sends is armed. Unreliable messages do not wait, since they are not acknowledged.
 
 use super::Endpoint;
 use crate::batch::Load;
@@ -19,7 +19,7 @@ const UNDER_WAY: u32 = 2;
 /// Or the program must have posted more than this since it polled last. While the timer runs that sends what waits, one is enough.
 const ROW: u32 = 4;
 
-/// What a queue pair knows of its posts. Not exact where two threads post: a train then leaves with one packet more or less.
+/// The posts of a queue pair, as the posting thread counts them. Not exact where two threads post: a train then leaves with one packet more or less.
 #[derive(Default)]
 pub(super) struct Gather {
     /// Packets by the network without an acknowledgement. Changed with the queue pair's lock.
@@ -52,7 +52,7 @@ impl Gather {
         self.is_answered.store(link.unanswered_by_network().is_some(), Ordering::Relaxed);
     }
 
-    /// Whether the program streams, with the post that it has just made.
+    /// Whether the program streams, with its newest post.
     #[inline]
     fn streams(&self, queues: &Queues, gathering: &Gathering) -> bool {
         let polls = queues.send_cq.polls().wrapping_add(queues.receive_cq.polls());

@@ -1,4 +1,4 @@
-//! Receiving: what a packet, by the network or from a process of this host, does to the queue pair, and what follows from it.
+//! Receiving: the effect of a packet, from the network or from a process of this host, on the queue pair, and the steps that follow.
 
 use super::{Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Via};
 use crate::link::PacketEffect;
@@ -23,7 +23,8 @@ impl Endpoint {
             self.queues.counters.damaged.add(1);
             return;
         };
-        // While the kernel copies for this queue pair, its packets are lost, as in a full socket: whoever takes in for all waits for nobody's memory.
+        // While the kernel copies for this queue pair, its packets are lost, as in a full socket. The thread that takes in packets for all queue pairs
+        // waits for no memory.
         let Some(inner) = self.lock_unless_busy() else {
             return self.queues.counters.dropped.add(1);
         };
@@ -111,7 +112,7 @@ impl Endpoint {
         goes_on
     }
 
-    /// Does what follows from a packet for a connection.
+    /// Takes the steps that follow from a packet for a connection.
     #[inline]
     pub(crate) fn conclude(
         &self,
@@ -138,8 +139,8 @@ impl Endpoint {
         {
             self.expect(deadline);
         }
-        // What comes from this host may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
-        // comes from another one, is not to be there first.
+        // A poll of another lane may have taken in a packet from this host: then its acknowledgement does not wait for a poll of this lane. A target queue
+        // pair never sends anything by itself. The reply comes from another queue pair, and is not to arrive before the acknowledgement.
         if by_network && let EndpointKind::Connected(link) = &inner.kind {
             self.gather.learn(link);
         }

@@ -1,4 +1,4 @@
-//! Sending: turns at the lane, acknowledgements, and what a deadline has sent.
+//! Sending: turns at the lane, acknowledgements, and packets that a deadline calls for.
 
 use super::{DeadlineScan, Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Turn};
 use crate::batch::Batch;
@@ -34,7 +34,7 @@ impl Endpoint {
         self.is_ack_pending.load(Ordering::Relaxed)
     }
 
-    /// The queue pair's turn has come: what happens from now on needs another one.
+    /// The queue pair's turn has come: a post from now on needs another turn.
     pub(crate) fn dequeued(&self) {
         self.gather.taken();
         // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.
@@ -63,7 +63,7 @@ impl Endpoint {
                     turn = link.send(self, (cursor, until), batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                     turn.more |= more || self.queues.send.posted() > until;
                 }
-                // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
+                // Also when a request of ours has failed in this turn: messages of the peer were received, and it must learn that.
                 turn.more |= link.respond(self, batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                 self.settled(link);
                 self.gather.learn(link);
@@ -98,7 +98,7 @@ impl Endpoint {
         if has_held {
             turn.more |= self.take_held(now);
         }
-        // The lane goes on with what it finds queued.
+        // The lane finds it queued, and goes on.
         if self.busy.take_note() {
             self.enqueue();
             self.beside.look_again();

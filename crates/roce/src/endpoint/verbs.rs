@@ -1,4 +1,4 @@
-//! What the access layer asks of a queue pair: its states, its attributes, its end.
+//! The calls of the access layer on a queue pair: its states, its attributes, its end.
 
 use super::{Endpoint, EndpointKind};
 use adverb_core::cq::Lane as CqLane;
@@ -48,7 +48,7 @@ impl transport::Endpoint for Endpoint {
         match (transition.from, transition.to) {
             (_, State::Error) => (event, words) = self.end(&mut inner, &mut ready),
             (_, State::Reset) => {
-                // What was to be told is forgotten with everything else.
+                // An event that was to be raised is forgotten with everything else.
                 (_, words) = self.end(&mut inner, &mut ready);
                 inner.cursor = SendCursor::default();
             }

@@ -1,4 +1,4 @@
-//! Threads that post to a queue pair whose peer is on this host, and threads that go on with long operations there: what they do beside the queue pair's lane.
+//! A queue pair whose peer is on this host, beside its lane: threads that post to it, and threads that carry on with its long operations.
 
 use super::channel::Channel;
 use crate::endpoint::{Endpoint, EndpointKind, EndpointState};
@@ -12,7 +12,7 @@ use adverb_samehost::{Copier, CopyProgress};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What such threads know of a queue pair without its lock.
+/// The parts of a queue pair that such threads use without its lock.
 #[derive(Default)]
 pub(crate) struct Beside {
     /// The queue pair's packets go by a channel.
@@ -20,7 +20,7 @@ pub(crate) struct Beside {
     /// The channel that the queue pair's packets go by, with a lock of its own.
     /// Some threads do not wait for the queue pair's lock, which is held while the kernel copies.
     channel: Mutex<Option<Arc<Channel>>>,
-    /// Channels whose other ends sleep, and are to be woken for what was posted.
+    /// Channels whose other ends sleep. The posting thread wakes them once it has let go of its locks.
     to_ring: Mutex<Vec<Arc<Channel>>>,
     /// Requests have been carried out in memory of the peer's process.
     pub(super) is_direct: AtomicBool,
@@ -107,7 +107,7 @@ impl Beside {
         Takeover::Sent { follows: rings || is_to_be_timed }
     }
 
-    /// Carries out what has just been posted beside its lane, if it needs no packet, as far as nothing is in the way. False if the lane has to look.
+    /// Carries out the newest posts beside the lane, as far as they need no packet and nothing is in the way. False if the thread has to look at the lane.
     #[inline]
     pub(crate) fn send(&self, endpoint: &Endpoint) -> bool {
         if !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_have_pending_acks(endpoint) {
@@ -125,7 +125,7 @@ impl Beside {
         if endpoint.queues.state() != State::Rts {
             return false;
         }
-        // It ends under the lock, with a look for what has been posted.
+        // The turns end under the lock, with a look for requests that have been posted.
         if self.copying.go_on() {
             // PRACTICE-ORDER-1
             return !endpoint.has_pending_ack();
@@ -148,7 +148,7 @@ impl Beside {
         is_done
     }
 
-    /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
+    /// The kernel's copy carries out the newest posts, as far as a post goes. Returns whether nothing of them is left to the lane.
     #[cold]
     fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: LockGuard<'_, EndpointState>) -> bool {
         // Threads that post meanwhile leave it to this thread.
@@ -173,7 +173,7 @@ impl Beside {
             } if matches!(queues.state(), State::Rts | State::Sqd) => {
                 let carried = link.carry_out(endpoint, cursor, Some(&endpoint.busy));
                 channel = link.near().map(|near| near.channel.clone());
-                // What had begun has ended, or begins anew as a packet.
+                // An operation that had begun has ended, or begins anew as a packet.
                 if carried != CopyProgress::Part && queues.state() == State::Sqd && link.is_quiet() {
                     queues.send_queue_drained();
                 }

@@ -57,8 +57,8 @@ impl Carrier {
         }
     }
 
-    /// Takes note that the sink has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who
-    /// wait for its socket. Unreliable senders do not wait for long.
+    /// Takes note that the sink has no room. True: the sender waits, and is rung for when there is some. A lane itself sends for the endpoints that wait
+    /// for its socket. Unreliable senders do not wait for long.
     pub(crate) fn waits(&self, endpoint: &Endpoint, is_reliable: bool) -> bool {
         match &self.0 {
             None => false,
@@ -107,7 +107,7 @@ impl PacketSink<'_> {
         }
     }
 
-    /// Whether the sink has no room, and none is to be expected: what is unreliable is lost, then.
+    /// Whether the sink has no room, and none is to be expected. Unreliable packets are then lost.
     pub(crate) fn loses(&mut self) -> bool {
         if !matches!(self, Self::Host(departure) if departure.channel.is_stuck()) {
             return false;
@@ -149,7 +149,8 @@ impl PacketSink<'_> {
         }
     }
 
-    /// Appends a packet of a queue pair: its headers, and `length` bytes that `fill` writes; or, within the host, long payload that the receiver fetches by itself: `locate` says where it lies.
+    /// Appends a packet of a queue pair: its headers, and `length` bytes that `fill` writes. Within the host, the receiver fetches long payload itself, and
+    /// `locate` says where it lies.
     #[inline]
     pub(crate) fn add_payload<E>(
         &mut self,

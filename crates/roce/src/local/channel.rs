@@ -24,7 +24,7 @@ const MOST_RECORDS_AT_ONCE: usize = 64;
 /// Bytes that are fetched at most, and a packet more.
 const MOST_FETCHED: usize = 256 << 10;
 
-/// What two processes of one host send each other without the network.
+/// The channel by which two processes of one host send each other packets without the network.
 pub(crate) type Channel = adverb_samehost::Channel<Packets>;
 
 /// The traffic of RoCE in a channel ([`adverb_samehost::Channel`]): the packets of all connections between two processes of this host.
@@ -34,7 +34,7 @@ pub(crate) struct Packets {
     reliable: AtomicU32,
 }
 
-/// What belongs to the lock under which packets are taken in.
+/// The state under the channel's receiving lock.
 pub(crate) struct Incoming {
     sweep: Sweep,
     copied: RecordCopy,

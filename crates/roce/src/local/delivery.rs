@@ -66,7 +66,7 @@ impl WaitingSince {
         match self.0.load(Ordering::Relaxed) {
             Self::NEVER => false,
             0 => {
-                // From now on: what is being taken in may have been here for long.
+                // The wait begins now. The message that is being taken in may have been here for long.
                 self.0.store(time::now().as_nanos() as u64, Ordering::Relaxed);
                 true
             }
@@ -109,8 +109,9 @@ const LONG: u64 = 16 << 10;
 /// How far behind a message of such a train the processor fetches: as many messages as are taken in while a cache line comes from the other processor.
 const AHEAD: u64 = 3;
 
-/// The queue pair takes in messages that have come straight by a channel: this one, and those behind it that are for this queue pair, too, at most so many; or else the packet that the first
-/// stands for. Returns how many; none, if they have to wait there, as the queue pair is busy.
+/// The queue pair takes in messages that have come straight by a channel: this one and at most so many behind it, as long as they are for this queue pair.
+/// If the first cannot be taken in so, the packet that it stands for is. Returns how many were taken in; none if the queue pair is busy, and they have to
+/// wait.
 #[inline]
 pub(super) fn reach_straight(
     endpoint: &Endpoint,

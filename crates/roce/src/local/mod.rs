@@ -1,13 +1,13 @@
 //! Connections within one host: packets between two processes of one user go through memory that they share, without the network.
 //!
-//! The protocol is the same; what differs is the [`carrier`] of packets. When a connected queue pair learns its peer, this process looks whether that lives on
+//! The protocol is the same; only the [`carrier`] of packets differs. When a connected queue pair learns its peer, this process looks whether that lives on
 //! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
-//! connections go by it ([`carrier`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection
-//! decide alike.
-//! Nothing is sent while they have not. What a queue pair has of all this is in [`near`] and [`beside`]. Operations in the memory of such a process are the business of [`adverb_samehost`].
+//! connections go by it ([`carrier`], [`record`], [`straight`], [`delivery`]), and none otherwise: so both ends of a connection decide alike. Nothing is
+//! sent before they have agreed. The parts of a queue pair are in [`near`] and [`beside`]. Operations in the memory of such a process are the business of
+//! [`adverb_samehost`].
 //!
-//! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
-//! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
+//! The process whose memory a request is about checks it, as one from the network. The other process of the same user may write garbage into the shared
+//! memory. It is copied out, then checked, and does no more harm than packets from a network.
 
 mod beside;
 mod carrier;
@@ -125,7 +125,7 @@ impl Side for Net {
     }
 }
 
-/// What stands in place of an address in messages that are about no packet.
+/// The arrival in messages that are about no packet.
 const NOBODY: Arrival<'static> = Arrival {
     source: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     source_port: 0,

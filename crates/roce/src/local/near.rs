@@ -20,7 +20,7 @@ use adverb_samehost::{AtOnce, CopyProgress, Direct, LONG, Lending, PublishedPair
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
+/// Most bytes that a thread copies to or from memory of the peer's process in one turn, and so in one post. Other threads carry on with the rest.
 const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// Packets that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
 /// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
@@ -49,7 +49,7 @@ pub(crate) struct Near {
 /// The result of a request's turn at the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TurnOutcome {
-    /// The request is carried out, or a part of it is: the next look finds what comes next.
+    /// The request is carried out, or a part of it is: the next look finds the next step.
     On,
     /// Requests that were posted before come first.
     Later,
@@ -276,7 +276,8 @@ impl Near {
             if !self.suits(&work) {
                 return CopyProgress::Packets;
             }
-            // It may be about a message that has come since, to whichever thread has posted it: the lane acknowledges that first.
+            // The request may be about a message that has come since, to the thread that posted it or to another one. The lane acknowledges that message
+            // first.
             // PRACTICE-ORDER-1
             if endpoint.lane.has_pending_acks() && !self.direct.has_begun() {
                 return CopyProgress::Packets;

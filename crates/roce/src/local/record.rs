@@ -1,7 +1,7 @@
 //! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
 //!
-//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver
-//! copies it from there to where it belongs, once: from its own map of that memory, where there is one, else by the kernel. A record begins with eight bytes that say what follows:
+//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory. The receiver copies it once, from there
+//! to its place: from its own map of that memory, if it has one, else by the kernel. A record begins with eight bytes:
 //!
 //! | byte | |
 //! |---|---|
@@ -10,8 +10,9 @@
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
 //!
-//! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
-//! published ([`adverb_samehost::Sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
+//! The headers follow, then the payload, or the pieces, of 16 bytes each. A piece has an address (8 bytes), a length (4), and the key of its region if that
+//! is published ([`adverb_samehost::Sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing
+//! header that its receiver finds in front of it.
 
 #[cfg(any(test, fuzzing))]
 use super::straight;
@@ -38,9 +39,9 @@ const ELSEWHERE: u8 = 1;
 pub(crate) const START: usize = 8;
 /// Payload of more bytes stays where it is, if it can be read there.
 pub(crate) const LONGEST_HERE: usize = 4096;
-/// What stands in front of a datagram at its receiver goes along with it.
+/// Bytes of the routing header, which its receiver finds in front of a datagram, and which goes along with it.
 pub(crate) const ROUTING_HEADER: usize = 40;
-/// Bytes of payload of the longest datagram, with what stands in front of it. A record may say that it has more, as its payload may lie elsewhere.
+/// Bytes of payload of the longest datagram, with its routing header. A record may say that it has more, as its payload may lie elsewhere.
 pub(crate) const LONGEST_DATAGRAM: usize = ROUTING_HEADER + LONGEST_HERE;
 /// More pieces are not told: then the payload goes along.
 pub(crate) const MOST_PIECES: usize = 64;
@@ -129,7 +130,7 @@ impl Claim for Lease<'_> {
     }
 
     fn mapped(&self) -> Option<(&View, u64)> {
-        // With the claim its owner still lends it: what the key stands for now, it stood for then.
+        // While this process has the claim, the owner still lends the memory. So the key stands now for the same memory as when the record was written.
         self.region.get().filter(|region| region.is_published()).and_then(|region| region.by_address())
     }
 

@@ -1,5 +1,5 @@
-//! A Send of one packet without the packet's headers: most of what travels between processes of one host. Three words say what the headers would say. The
-//! payload follows. All numbers are in the host's order.
+//! A Send of one packet without the packet's headers: most messages between processes of one host. Three words stand for the headers. The payload follows.
+//! All numbers are in the host's order.
 //!
 //! | byte | |
 //! |---|---|
@@ -35,7 +35,7 @@ const IMMEDIATE: u8 = 1;
 const SOLICITED: u8 = 2;
 const ACKNOWLEDGES: u8 = 4;
 
-/// What the headers of the packet say that it stands for.
+/// The opcodes in the headers of the packets that messages stand for.
 const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly).expect("an opcode");
 const SEND_IMMEDIATE: Opcode = Opcode::new(Service::Rc, Operation::SendOnlyImmediate).expect("an opcode");
 
@@ -75,7 +75,7 @@ impl Straight {
         ]
     }
 
-    /// What the first words of a record say that has so many bytes. `None` if the record is of another kind, or not as long as it says.
+    /// The message of a record with so many bytes, by the record's first words. `None` if the record is of another kind, or not as long as it says.
     #[inline]
     pub(super) fn parse(&[first, second, third]: &[u64; WORDS], length: usize) -> Option<Self> {
         let flags = (first >> 8) as u8;
@@ -108,9 +108,10 @@ impl Straight {
     }
 }
 
-/// What a request that is being posted sends. Most requests have one element, or a few bytes that need no key: each of the two has a way of its own all along, which is short.
+/// The bytes of a request that is being posted. Most requests have one element, or a few bytes that need no key. Each of these two has a short path of its
+/// own.
 trait Body {
-    /// What is known of the request once it has its place in the queue.
+    /// The place of the request's bytes, once the request has its place in the queue.
     type Placement;
 
     /// The length of the payload, in bytes.
@@ -218,7 +219,7 @@ impl Body for Pieces<'_> {
     }
 }
 
-/// What a queue pair posts straight with.
+/// The state with which a queue pair posts messages straight.
 pub(super) struct Posting {
     /// The reader for memory that the queue pair sends from.
     pub(super) reader: Reader,
@@ -240,7 +241,7 @@ impl Posting {
 
 /// Has the requester count a Send. A trait, since a closure that is called in several places is a function of its own there.
 pub(crate) trait Head {
-    /// What is said of the request with this number in the queue and this length.
+    /// The head of the request with this number in the queue and this length.
     fn make(self, sequence: u64, length: u32) -> Option<Straight>;
 }
 

@@ -1,7 +1,7 @@
 //! Disconnect requests in the name of processes that are gone (IB-CM-47).
 //!
-//! They go to UDP port 4791 of the peer, and once that has told where the peer's queue pair lives, if it is one of us, to there: who holds 4791 may
-//! be of another user than the peer.
+//! They go to UDP port 4791 of the peer's host. If its holder is an adverb and has told where the peer's queue pair lives, they go there, too, since the
+//! holder may be of another user than the peer.
 
 use super::Entry;
 use crate::gsi::{Gsi, MadSource};
@@ -44,7 +44,7 @@ struct Peer<'a> {
     told: u32,
 }
 
-/// All peers that are to hear of it, and the transaction of the question about the first: nobody guesses it.
+/// All peers that are to be told, and the transaction of the question about the first, which no other process can guess.
 struct Peers<'a> {
     all: Vec<Peer<'a>>,
     first: u64,
@@ -56,7 +56,7 @@ impl<'a> Peers<'a> {
         Self { all, first: random::word() }
     }
 
-    /// Takes in what has come, if it is an answer to a question of ours.
+    /// Takes in a datagram, if it is an answer to a question of ours.
     fn heard(&mut self, mad: &[u8; MAD_LEN], from: IpAddr) {
         if let Some((transaction, number, port)) = locate::answer(mad)
             && let Some(peer) = self.all.get_mut(transaction.wrapping_sub(self.first) as usize)
@@ -137,7 +137,7 @@ impl Peer<'_> {
         let question = locate::question(transaction, entry.remote_number, 0, Place::STANDARD_PORT);
         send(socket, entry, PORT, &question)?;
         if entry.local == entry.peer {
-            // Whoever holds port 4791 of this host may be stopped.
+            // The process that holds port 4791 of this host may be stopped.
             let own = socket.local_addr()?.port();
             let from = MadSource::between(entry.at(entry.peer, PORT), entry.local, own);
             for owner in owners(block_of(entry.remote_number), FRESH)? {
@@ -204,7 +204,7 @@ fn packet(mad: &[u8; MAD_LEN], flow: &Flow) -> Vec<u8> {
     packet
 }
 
-/// Whatever a record says, the request is one that its peer understands, and no answer but one to our question says where the peer lives.
+/// Tries any entries of a record. Each request is one that its peer understands, and only an answer to our question tells where the peer lives.
 #[cfg(any(test, fuzzing))]
 pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
     use adverb_wire::ib::mad::Mad;
