@@ -1,8 +1,8 @@
 //! A memory barrier of which one side pays nothing.
 //!
-//! Two threads that each store a word and then look at the other's need a full fence between store and look, both of them, so that at least one sees the
-//! other. Where one of the two comes time and again and the other seldom, the seldom one pays for both: [`heavy`] has the kernel make every running thread
-//! of the process pass a full barrier (membarrier(2)), and the frequent thread keeps the compiler alone from changing the order ([`light`]).
+//! Two threads each store a word and then look at the other's word. At least one is to see the other's store, and for that both need a full fence between
+//! store and look. Where one thread comes time and again and the other seldom, the seldom one pays for both. [`heavy`] has the kernel make every running
+//! thread of the process pass a full barrier (membarrier(2)). The frequent thread only keeps the compiler from changing the order ([`light`]).
 
 use crate::sync::{fence, light_fence};
 use std::sync::atomic::{AtomicU8, Ordering};

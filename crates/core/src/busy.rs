@@ -1,14 +1,15 @@
 //! Long work under a queue pair's lock, for which no posting or polling thread waits.
 //!
-//! While the kernel copies, in either direction, a queue pair's lock is held: no other thread is to send, fail or reset it meanwhile. A thread that only posts or
-//! polls sees the lock taken, leaves a note, and goes on. The holder, once the lock is free, does what that thread would have done. `model` checks it.
+//! While the kernel copies, in either direction, a queue pair's lock is held: no other thread is to send, fail or reset it meanwhile. A thread that only
+//! posts or polls sees the lock taken, leaves a note, and goes on. The holder, once the lock is free, finds the note and does that thread's work. `model`
+//! checks it.
 
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence_behind};
 
 /// The long work under way on one queue pair. Thread-safe.
 #[derive(Default)]
 pub struct Busy {
-    /// Holders of the lock that do such work, or have just let it go.
+    /// Holders of the lock that do such work, or that let it go a moment ago and have not looked for notes yet.
     holders: AtomicU32,
     /// A thread has gone away without the lock.
     missed: AtomicBool,

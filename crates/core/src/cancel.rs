@@ -36,7 +36,7 @@ impl Default for CancellationGuard {
 impl Drop for CancellationGuard {
     fn drop(&mut self) {
         let mut ignored = 0;
-        // SAFETY: as above. It is no cancellation point: what waited comes true at the next one.
+        // SAFETY: as above. It is no cancellation point: a request that came meanwhile is acted on at the next one.
         unsafe { pthread_setcancelstate(self.before, &raw mut ignored) };
     }
 }

@@ -57,7 +57,7 @@ fn closer() -> &'static Closer {
     existing().unwrap_or_else(|| {
         let made = Box::into_raw(Box::<Closer>::default());
         match CLOSER.compare_exchange(std::ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: just leaked, and never freed.
+            // SAFETY: leaked above, and never freed.
             Ok(_) => unsafe { &*made },
             // SAFETY: `made` came from Box::into_raw and no other thread has seen it; `other` is never freed.
             Err(other) => unsafe {

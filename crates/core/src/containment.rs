@@ -1,4 +1,4 @@
-//! Keeps a panic where it is: in a thread of the engine, whose engine is told of it, or within our code where a thread of the program has called it.
+//! Catches a panic where it happens. In a thread of the engine, the engine is told of it. In a thread of the program, it ends within our code.
 
 use crate::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +31,8 @@ pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
     false
 }
 
-/// Does `work` in a thread of the engine for which threads of the program may sleep, so that they would sleep for ever without it: after a panic it begins
-/// once more, and after a second one the process ends.
+/// Does `work` in a thread of the engine for which threads of the program may sleep, and without which they would sleep for ever. After a panic the work
+/// begins once more, and after a second one the process ends.
 pub fn insist(thread: &str, mut work: impl FnMut()) -> ! {
     for _ in 0..2 {
         contain(thread, &mut work);

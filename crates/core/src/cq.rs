@@ -23,11 +23,11 @@ use std::sync::{Arc, OnceLock, RwLock, Weak};
 ///
 /// The thread that gets a lane's try-lock drains it. While no thread of the program drains it, the background thread does.
 pub trait Lane: Send + Sync {
-    /// Takes in what has arrived and sends what is due, without ever waiting. Returns whether anything was done.
+    /// Takes in packets that have arrived and sends those that are due, without ever waiting. Returns whether anything was done.
     fn poll(&self) -> bool;
-    /// A poll gives the program completions of a queue of this lane, whichever thread has taken in their packets. Only after [`tell_of_finds`].
+    /// A poll gives the program completions of a queue of this lane. Any thread may have taken in their packets. Only after [`tell_of_finds`].
     fn found(&self) {}
-    /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits to be gathered leaves.
+    /// A poll has done something, and the program gets no completion for it. The program may not poll again soon, so posts that wait to be gathered leave.
     fn settle(&self) {}
     /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when no queue pair needs it any more.
     fn lasts(&self) -> bool {
@@ -43,7 +43,7 @@ pub trait Lane: Send + Sync {
     }
     /// A thread that attended the lane sleeps no more.
     fn leave(&self) {}
-    /// Appends the descriptors of the lane, with what to wait for.
+    /// Appends the descriptors of the lane, each with the events to wait for.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         let _ = list;
     }
@@ -89,10 +89,10 @@ impl CompletionChannel {
         self.events.descriptor()
     }
 
-    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in what arrives, in the
-    /// background thread's place ([`Reactor::attend`](crate::reactor::Reactor::attend)).
+    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in packets in the background
+    /// thread's place ([`Reactor::attend`](crate::reactor::Reactor::attend)).
     pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
-        // What arrives wakes the thread, though the program has destroyed the channel meanwhile.
+        // Arrivals wake the thread also after the program has destroyed the channel.
         let this = self.clone();
         loop {
             // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is, outside of the lock.
@@ -114,8 +114,8 @@ impl CompletionChannel {
         }
     }
 
-    /// Waits until an event is there, and takes it; meanwhile the thread takes in what arrives. False: there may be an event already, or another thread
-    /// takes in what arrives, or the program wants no thread to wait.
+    /// Waits until an event is there, and takes it; meanwhile the thread takes in packets. False: there may be an event already, or another thread takes in
+    /// packets, or the program wants no thread to wait.
     ///
     /// Signal handlers run in its sleep alone: elsewhere the signal would not end the sleep that follows, and a handler that forks or jumps out would
     /// leave locks behind.
@@ -123,7 +123,7 @@ impl CompletionChannel {
     /// # Errors
     /// EINTR, by a handler without SA_RESTART. ENODEV in a child of fork.
     fn wait_on_duty(&self, taken: &mut dyn FnMut(&Weak<CompletionQueue>)) -> Result<bool> {
-        /// What is ready ends a sleep before signals do, so after so many sleeps they come first.
+        /// A ready descriptor ends a sleep before signals do, so after so many sleeps signals come first.
         const SLEEPS: u32 = 16;
         // PRACTICE-EVENT-1
         // ppoll(2) does not say which handler has run, so no thread waits by it where that matters.
@@ -393,7 +393,7 @@ impl CompletionQueue {
         self.number
     }
 
-    /// What another process may be told of it ([`crate::inspect`]); nothing once the program has destroyed it.
+    /// The queue as another process is told of it ([`crate::inspect`]); nothing once the program has destroyed it.
     pub(crate) fn describe(&self) -> Option<String> {
         (!self.seat.is_left()).then(|| {
             AnswerLine::of(Kind::CompletionQueue)
@@ -478,8 +478,8 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// A program that has polled in vain for a while lets others run now and then: on a busy machine the peer may be among them, and would
-    /// otherwise wait for the end of this thread's time slice. While messages come and go it does not yield.
+    /// A program that has polled in vain for a while lets other threads run now and then. On a busy machine the peer may be among them, and would otherwise
+    /// wait for the end of this thread's time slice. While messages come and go it does not yield.
     #[inline]
     fn found_nothing(&self) {
         const POLLS_BEFORE_YIELD: u32 = 256;
@@ -571,8 +571,8 @@ impl CompletionQueue {
         self.each_lane(|lane| lane.serve());
     }
 
-    /// Arms the queue for a thread that sleeps until its channel *or one of its [descriptors](CompletionQueue::descriptors)* is ready, and then
-    /// polls: what arrives there no other thread need take in.
+    /// Arms the queue for a thread that sleeps until its channel *or one of its [descriptors](CompletionQueue::descriptors)* is ready, and then polls. No
+    /// other thread need take in packets that arrive there.
     ///
     /// # Errors
     /// ENODEV in a child of fork.
@@ -597,7 +597,7 @@ impl CompletionQueue {
         self.each_lane(|lane| lane.leave());
     }
 
-    /// Appends the descriptors at which things arrive, with what to wait for.
+    /// Appends the descriptors at which packets arrive, each with the events to wait for.
     pub fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         self.each_lane(|lane| lane.descriptors(list));
     }
@@ -836,8 +836,8 @@ impl CompletionQueue {
         self.is_alone.store(alone, Ordering::Release);
     }
 
-    /// The program destroys the queue (ibv_destroy_cq(3)): events that the program has not fetched are withdrawn, and channel, context and
-    /// device may go, though a connection that is still ending may hold the queue a little longer.
+    /// The program destroys the queue (ibv_destroy_cq(3)). Events that the program has not fetched are withdrawn. Channel, context and device may go,
+    /// though a connection that is still ending may hold the queue a little longer.
     ///
     /// # Errors
     /// EBUSY while queue pairs complete here.

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The engine's own descriptors have numbers from here on, where the limit of the process leaves room: programs with small tables of descriptors
-/// (netcat takes numbers below 16) find their own at the numbers that they have without us.
+/// The engine's own descriptors have numbers from here on, where the limit of the process leaves room. Programs with small tables of descriptors (netcat
+/// takes numbers below 16) find their own at the same numbers as without us.
 const OURS: RawFd = 512;
 
 /// Gives a descriptor of the engine's a number that no program counts with, if there is one.
@@ -35,7 +35,7 @@ fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
 /// Gives a file a length, unless it is more than files of this process may have: the attempt would raise SIGXFSZ, which ends the process.
 ///
 /// # Errors
-/// EFBIG for such a length; what ftruncate(2) answers.
+/// EFBIG for such a length; the errors of ftruncate(2).
 // A function by itself: a thread that opens a device has little of the stack left.
 #[inline(never)]
 pub fn set_length(descriptor: RawFd, length: usize) -> Result<()> {

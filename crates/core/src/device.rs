@@ -38,7 +38,7 @@ pub struct Device {
     pub(crate) shared_receive_queues: DependentCount,
     /// Address handles that exist.
     pub(crate) address_handles: DependentCount,
-    /// XRC domains that somebody has open.
+    /// XRC domains that some context has open.
     pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
     /// Whether a queue pair has the right to count what is posted in the cheap way.
     pub(crate) counting: Arc<AtomicBool>,
@@ -86,7 +86,7 @@ impl Device {
         &self.description.name
     }
 
-    /// What was wanted of it.
+    /// The description of the device, as the run wants it.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -120,12 +120,12 @@ impl Device {
         self.index
     }
 
-    /// What carries its bytes.
+    /// The transport that carries its bytes.
     pub fn transport(&self) -> &Arc<dyn Transport> {
         &self.transport
     }
 
-    /// The counters of what the device has done in this process.
+    /// The counters of the device's work in this process.
     pub fn counters(&self) -> &'static Counters {
         self.counters
     }
@@ -205,7 +205,7 @@ impl Context {
         self.shared.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What who imports from this context must know ([`crate::export`]).
+    /// The number that a process must know to import from this context ([`crate::export`]).
     pub(crate) fn secret(&self) -> u64 {
         self.secret
     }
@@ -279,7 +279,7 @@ impl Context {
     /// Whether packets can be sent along `path` (ibv_create_ah(3), the address vector of ibv_modify_qp(3)).
     ///
     /// # Errors
-    /// EINVAL for a field that is out of range; what the transport finds.
+    /// EINVAL for a field that is out of range; the transport's errors.
     pub fn check_path(&self, path: &Path) -> Result<()> {
         self.check_port(path.port)?;
         if self.attributes().transport == TransportType::Ib {

@@ -1,12 +1,12 @@
-//! Which thread takes in what arrives: the background thread, or a thread of the program that sleeps for an event.
+//! Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps for an event.
 //!
-//! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is for:
-//! two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which
-//! things arrive as well as on its own; woken, it takes in all that has come itself, for any thread. One thread has the duty at a time: of those
-//! that sleep beside it each is woken by its own event alone. When the thread sleeps no more, the background thread is on duty again at once.
+//! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is
+//! for: two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which packets
+//! arrive as well as on its own. Woken, it takes in all packets itself, for any thread. One thread has the duty at a time: only its own event wakes another
+//! thread that sleeps. When the thread sleeps no more, the background thread is on duty again at once.
 //!
-//! A thread on duty that is kept from it, by a signal handler or a debugger, say, loses it: the background thread *looks*, from time to time, and takes it.
-//! That thread may sleep on nevertheless, and be woken by what arrives as before, beside the background thread.
+//! A signal handler or a debugger may keep the thread on duty from its work. Then it loses the duty: the background thread *looks* from time to time, and
+//! takes it. The other thread may sleep on nevertheless, and arrivals wake it as before, beside the background thread.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{Mutex, MutexGuard};
@@ -22,11 +22,11 @@ pub(crate) struct Turn(u64);
 
 /// The descriptors at which things arrive.
 pub(crate) trait Arrivals: Send + Sync {
-    /// Puts them into the background thread's sight, or out of it. What is ready already is reported.
+    /// Puts the descriptors into the background thread's sight, or out of it. Events that are there already are reported.
     fn watch(&self, on: bool);
 }
 
-/// Which thread takes in what arrives: the background thread, or a thread of the program that sleeps for an event. Thread-safe.
+/// Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps for an event. Thread-safe.
 pub(crate) struct Duty {
     arrivals: &'static dyn Arrivals,
     timers: &'static dyn Timers,
@@ -124,7 +124,7 @@ mod tests {
     use crate::error::Result;
     use std::time::Instant;
 
-    /// Whether the background thread sees what arrives, and its timers, which pass when a test says so.
+    /// Whether the background thread sees arrivals, and its timers, which pass when a test says so.
     #[derive(Default)]
     struct World {
         is_watched: std::sync::Mutex<Option<bool>>,

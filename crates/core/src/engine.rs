@@ -16,23 +16,23 @@ use crate::{closing, containment, failure, fork, helpers, log, memory, setting};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-/// What one process has once: keys, the background thread, devices, counters.
+/// The objects that one process has once: keys, the background thread, devices, counters.
 pub struct Engine {
-    /// What other processes may read of this one.
+    /// The page of counters, which other processes may read.
     pub(crate) page: &'static Page,
     /// The memory keys of all devices.
     pub keys: Keys,
-    /// What the program has mapped.
+    /// The program's mappings of memory.
     pub mappings: Mappings,
     /// The background thread.
     pub reactor: Reactor,
-    /// What lets other processes import objects.
+    /// Lets other processes import objects.
     pub exporter: Exporter,
     /// Where other processes ask for its objects.
     pub(crate) inspection: Inspection,
     /// Whether one of its threads has failed.
     pub failure: Failure,
-    /// What waits for a thread of the program.
+    /// Work that waits for a thread of the program.
     pub safe_points: SafePoints,
     /// The ports of open devices.
     pub ports: Ports,
@@ -74,11 +74,11 @@ pub fn engine() -> Result<&'static Engine> {
 fn first() -> Result<&'static Engine> {
     let built = Box::into_raw(Box::new(Engine::build()?));
     match ENGINE.compare_exchange(std::ptr::null_mut(), built, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: just leaked, and never freed.
+        // SAFETY: leaked above, and never freed.
         Ok(_) => Ok(unsafe { &*built }.published()),
         Err(other) => {
             // Another thread was first. Ours has no thread and no user yet.
-            // SAFETY: `built` came from Box::into_raw and nobody has seen it; `other` is published and never freed.
+            // SAFETY: `built` came from Box::into_raw and no other thread has seen it; `other` is published and never freed.
             unsafe {
                 (*built).reactor.discard();
                 drop(Box::from_raw(built));
@@ -116,7 +116,7 @@ impl Engine {
             // SAFETY: a static function; the libraries that hold it are never unloaded (-z nodelete).
             unsafe { libc::atexit(at_exit) };
         });
-        // What standard error is now, lines of the log may go to.
+        // Lines of the log may go to standard error as it is at this moment.
         log::enabled(log::Level::Warn);
         setting::say_wrong(&transports().iter().map(|transport| transport.device).collect::<Vec<_>>());
         let all = transport::make(transports(), setting::devices().as_deref());

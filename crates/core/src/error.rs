@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// What failed, in words for a person, and the errno that the man page of the verb names for it.
+/// The failure of a call: words for a person, and the errno that the man page of the verb names for it.
 ///
 /// Control calls only: the fast path (post, poll) has the small [`PostError`].
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error with this errno; `what` says what failed, with the wrong value and what is allowed.
+    /// An error with this errno. `what` names the failure, the wrong value, and the values that are allowed.
     pub fn new(errno: i32, what: impl Into<Cow<'static, str>>) -> Self {
         Self { errno, what: what.into() }
     }

@@ -245,7 +245,7 @@ impl<T> EventQueue<T> {
         unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, &raw const now, 0, 0) == 1 }
     }
 
-    /// Takes a token without waiting, whatever the descriptor's mode. No cancellation point.
+    /// Takes a token without waiting, also from a descriptor in blocking mode. No cancellation point.
     fn take_token(&self) -> Result<()> {
         let mut token = 0u64;
         let into = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: 8 };
@@ -282,7 +282,7 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// What has ended a sleep.
+/// The cause of the end of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeCause {
     /// An event waits, or did a moment ago.
@@ -328,7 +328,7 @@ pub(crate) fn add_token(fd: RawFd) {
     unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
 }
 
-/// What happened to an object outside of any call (ibv_get_async_event(3)), with the values of `enum ibv_event_type`.
+/// The kind of an event outside of any call (ibv_get_async_event(3)), with the values of `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AsyncEventKind {

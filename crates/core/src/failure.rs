@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 /// Something that a program may wait for, and that needs the engine's threads.
 pub trait FailureListener: Send + Sync {
-    /// Tells all who wait for this object, now or later, that a thread of the engine has failed. Called once, in any thread, with no lock held.
+    /// Tells all threads that wait for this object, now or later, that a thread of the engine has failed. Called once, in any thread, with no lock held.
     fn engine_failed(&self);
 
     /// The device with this name has been taken away. Called in any thread, with no lock held.
@@ -22,7 +22,7 @@ pub trait FailureListener: Send + Sync {
         let _ = device;
     }
 
-    /// What another process may be told of it ([`crate::inspect`]), if anything. Waits for no lock that may be held for long.
+    /// The object as another process is told of it ([`crate::inspect`]), if at all. Waits for no lock that may be held for long.
     fn describe(&self) -> Option<String> {
         None
     }

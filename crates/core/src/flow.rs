@@ -5,12 +5,12 @@ use crate::qp::{QueuePair, Service};
 use crate::rss::HashFields;
 use std::sync::Arc;
 
-/// What a rule is for (`enum ibv_flow_attr_type`).
+/// The purpose of a rule (`enum ibv_flow_attr_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowKind {
     /// Frames that match.
     Normal,
-    /// What no rule has steered elsewhere.
+    /// Frames that no rule has steered elsewhere.
     AllDefault,
     /// Multicast that no rule has steered elsewhere.
     MulticastDefault,
@@ -77,7 +77,7 @@ pub enum FlowSpec {
     Tcp(PortPair, PortPair),
     /// UDP: value and mask.
     Udp(PortPair, PortPair),
-    /// No condition: what the rule takes goes nowhere.
+    /// No condition: frames of the rule are dropped.
     Drop,
 }
 
@@ -90,7 +90,7 @@ pub struct FlowRule {
     pub priority: u16,
     /// The rule does not keep what it takes from rules of lower priority.
     pub dont_trap: bool,
-    /// What a frame must have; all of it.
+    /// The conditions, all of which a frame must meet.
     pub specs: Vec<FlowSpec>,
 }
 
@@ -208,7 +208,7 @@ fn same_ports(found: PortPair, value: &PortPair, mask: &PortPair) -> bool {
 }
 
 impl FlowRule {
-    /// Whether the rule's own conditions hold, whatever other rules there are.
+    /// Whether the rule's own conditions hold, apart from other rules.
     pub fn matches(&self, headers: &Headers) -> bool {
         let own = match self.kind {
             FlowKind::MulticastDefault => headers.is_multicast(),
@@ -245,8 +245,8 @@ impl FlowRule {
     }
 }
 
-/// Who gets a frame, of rules and whom they steer to: sniffers; then the normal rules that match, those of the lowest number, and if
-/// all of these let it pass, those of the next one; and where no normal rule has it, the default rules.
+/// The targets of the rules that get a frame. Sniffers do. Then come the normal rules that match: those of the lowest number, and if all of these let it
+/// pass, those of the next one. If no normal rule has it, the default rules do.
 pub fn receivers<'a, T>(rules: &'a [(FlowRule, T)], headers: &Headers) -> Vec<&'a T> {
     let matching = |kind| rules.iter().filter(move |(rule, _)| rule.kind == kind && rule.matches(headers));
     let mut found: Vec<&(FlowRule, T)> = matching(FlowKind::Sniffer).collect();
@@ -299,7 +299,7 @@ impl Drop for ActiveFlow {
     }
 }
 
-/// Any bytes are a frame whose headers lie within it, or none; what they are hashed by has one length for one kind of them.
+/// Tries any bytes. They are a frame whose headers lie within it, or none. The fields for the hash have one length for one kind of them.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_frame(frame: &[u8]) {
     let Some(headers) = Headers::of(frame) else {

@@ -43,7 +43,8 @@ impl ForkGeneration {
 // One bit for each descriptor that a child must close. Descriptors above the table stay open in a child until it calls exec.
 const WORDS: usize = 1024;
 static DESCRIPTORS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// What each of them was when it was marked. Programs close all descriptors that they do not know, and their numbers become those of other files.
+/// The identity of each marked descriptor, at the time of the mark. Programs close all descriptors that they do not know, and their numbers become those of
+/// other files.
 static IDENTITIES: [AtomicU64; WORDS * 64] = [const { AtomicU64::new(0) }; WORDS * 64];
 
 /// Tells files apart; 0 if nothing is open under the number. A descriptor without an inode of its own (an eventfd, an epoll set) is told from files that have

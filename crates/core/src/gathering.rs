@@ -22,7 +22,7 @@ const LONGEST_LOOK: Duration = Duration::from_micros(160);
 const IDLE: u8 = 0;
 /// The timer runs; nothing has been put off since it looked.
 const QUIET: u8 = 1;
-/// The timer runs; what was put off has been taken.
+/// The timer runs; the posts that were put off have been taken.
 const TAKEN: u8 = 2;
 /// Something is put off, and the timer runs, or is being set.
 const WAITING: u8 = 3;
@@ -135,7 +135,8 @@ impl Gathering {
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
-        // Looks in vain are counted on from one run of the timer to the next, unless there was a visit: a program that posts now and then, and does not poll, is found out.
+        // Looks in vain are counted on from one run of the timer to the next, unless there was a visit. So a program that posts now and then, and does not
+        // poll, is found out.
         if self.seen.swap(visits, Ordering::Relaxed) != visits {
             self.vain.store(0, Ordering::Relaxed);
         }

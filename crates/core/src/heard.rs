@@ -1,5 +1,5 @@
-//! What the engine finds on the way of requests, for a check of the program. Nobody hears it unless the process is checked, and only what has failed, or
-//! waits, is told.
+//! Findings of the engine on the way of requests, for a check of the program. A process without that check has no listener. Only requests that have failed,
+//! or that wait, are told.
 
 use crate::memory::{Access, AccessError};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,7 +11,7 @@ pub enum EngineFinding<'a> {
     Refused {
         /// The reason why the request was refused.
         why: &'a str,
-        /// What the key table said; none if the queue pair itself has not permitted it.
+        /// The answer of the key table; none if the queue pair itself has not permitted it.
         error: Option<AccessError>,
         /// The rights that the request needs.
         rights: Access,
@@ -52,8 +52,8 @@ pub enum EngineFinding<'a> {
     },
 }
 
-/// Hears what is told of a queue pair, by its number. It is called by threads that hold locks of the engine: it calls nothing of the engine, and waits for
-/// nobody.
+/// A function that hears the findings about a queue pair, by its number. Threads that hold locks of the engine call it: it calls nothing of the engine, and
+/// waits for no other thread.
 pub type HeardListener = fn(u32, EngineFinding<'_>);
 
 static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
@@ -63,7 +63,7 @@ pub fn listen(listener: HeardListener) {
     LISTENER.store(listener as *mut (), Ordering::Release);
 }
 
-/// Whether somebody listens.
+/// Whether there is a listener.
 pub fn is_heard() -> bool {
     !LISTENER.load(Ordering::Relaxed).is_null()
 }

@@ -51,8 +51,8 @@ impl Helpers {
 
     /// A thread of the engine's, on which none of the program's signals is handled. It runs when this returns.
     ///
-    /// The first allocation of a thread maps and unmaps memory for itself. Programs that watch over registered memory (libfabric, UCX) overwrite the
-    /// code of libc's munmap(2) as they begin, and a thread that is inside of it at that instant does not survive: so the caller waits for that.
+    /// The first allocation of a thread maps and unmaps memory for itself. Programs that watch over registered memory (libfabric, UCX) overwrite the code
+    /// of libc's munmap(2) as they begin. A thread that is inside of it at that instant does not survive: so the caller waits for that first allocation.
     ///
     /// # Errors
     /// EAGAIN when the system lets the process have no more threads.

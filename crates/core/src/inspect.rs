@@ -1,7 +1,8 @@
-//! What other processes may ask of this one: its queue pairs, completion queues, protection domains, regions and identifiers, as they are at that instant (`adverb top`, `rdma resource`).
+//! The objects of this process, as another process may ask for them: queue pairs, completion queues, protection domains, regions and identifiers, at that
+//! instant (`adverb top`, `rdma resource`).
 //!
-//! The background thread answers. Nothing is noted before somebody asks, so the fast path knows nothing of it. The process listens from its first queue pair on, at a name
-//! that its page of counters has; processes of its own user and of root are answered.
+//! The background thread answers. Nothing is noted before a process asks, so the fast path knows nothing of it. The process listens from its first queue
+//! pair on, at a name that its page of counters has; processes of its own user and of root are answered.
 //!
 //! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. Regions, of which there may be many, come last, behind a line
 //! [`BUT_REGIONS`]. The answer ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
@@ -36,7 +37,7 @@ pub(crate) struct Inspection {
 }
 
 impl Inspection {
-    /// Listens, from the first call on. Where that cannot be, nobody is answered.
+    /// Listens, from the first call on. If that fails, no process is answered.
     pub(crate) fn listen(&self, engine: &'static Engine) {
         self.listener.get_or_init(|| {
             let mut word = [0u64; 1];
@@ -59,7 +60,7 @@ fn name(place: u64) -> Vec<u8> {
     seqpacket::name(&format!("look/{place:016x}"))
 }
 
-/// In the background thread: what does not fit into the socket at once is left out.
+/// Answers, in the background thread. Lines that do not fit into the socket at once are left out.
 fn answer(engine: &Engine, connection: &Connection) {
     // Keys are in the answer.
     if !connection.may_share() && connection.owner() != Owner::Root {
@@ -144,7 +145,7 @@ fn describe_regions(device: &Device, lines: &mut Vec<String>) -> bool {
     true
 }
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An open device.
@@ -192,7 +193,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Reads a line. None for what this version does not know.
+    /// Reads a line. None for a kind that this version does not know.
     fn parse(line: &str) -> Option<Self> {
         let (word, fields) = line.split_once('\t').unwrap_or((line, ""));
         let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
@@ -223,7 +224,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Takes in a message of an answer, whatever it says.
+    /// Takes in a message of an answer. Any bytes will do.
     fn take(&mut self, message: &[u8]) {
         for line in String::from_utf8_lossy(message).lines() {
             self.is_whole |= line == END;
@@ -233,7 +234,7 @@ impl Objects {
     }
 }
 
-/// Any bytes of another process are objects, as many as there are lines, of plain text that is not much longer than what has come.
+/// Tries any bytes of another process. They become objects, as many as there are lines, of plain text that is not much longer than the bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let mut objects = Objects::default();
@@ -316,7 +317,7 @@ impl Inquiry {
         }
     }
 
-    /// Takes what has come, until the deadline.
+    /// Takes all messages that have come, until the deadline.
     fn take(&mut self, buffer: &mut [u8], deadline: Instant) {
         let Self::Open { connection, objects, length } = self else { return };
         let end = loop {

@@ -21,7 +21,7 @@ pub struct Address {
     pub interface: u32,
     /// Whether the interface leads to this host alone.
     pub loopback: bool,
-    /// Whether the interface's cable leads to somebody: nobody has pulled it, and the other end is up.
+    /// Whether the interface has a carrier: its cable is plugged in, and the other end is up.
     pub carrier: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Interfaces {
 }
 
 thread_local! {
-    /// What this thread takes for how they are ([`seen_as`]).
+    /// The interfaces as this thread sees them for now ([`seen_as`]).
     static SEEN: RefCell<Option<Interfaces>> = const { RefCell::new(None) };
 }
 
@@ -47,8 +47,8 @@ type Alters = dyn Fn(Option<&str>, &mut Interfaces) + Send + Sync;
 /// The function that changes in this process what has been found, if there is one.
 static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
 
-/// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before anybody has looked; the
-/// first call counts.
+/// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before any look at them; the first
+/// call counts.
 pub fn alter(alters: &'static Alters) {
     let _ = ALTERS.set(alters);
 }
@@ -66,7 +66,7 @@ pub fn seen_as<T>(seen: Interfaces, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// A part of what this thread takes for how the interfaces are.
+/// A part of the interfaces as this thread sees them for now.
 fn seen<T>(part: impl FnOnce(&Interfaces) -> T) -> Option<T> {
     SEEN.try_with(|seen| seen.borrow().as_ref().map(part)).ok().flatten()
 }
@@ -174,8 +174,8 @@ fn look_for(device: Option<&str>) -> Interfaces {
     found
 }
 
-/// The addresses of the interfaces that are up, in the order in which programs should try them: that of the default
-/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
+/// The addresses of the interfaces that are up, in the order in which programs should try them. That of the default route comes first, then other global
+/// IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
 pub fn addresses() -> Vec<Address> {
     seen(|seen| seen.addresses.clone()).unwrap_or_else(|| look().addresses)
 }
@@ -202,13 +202,13 @@ pub fn all_down() -> bool {
     })
 }
 
-/// What to add to the news that an address is not there or not reached, if it is one of the loopback or nothing is up: that the loopback is
-/// down, as in a fresh network namespace.
+/// A hint for an error message about an address that is not there or not reached: the loopback is down, as in a fresh network namespace. Empty unless the
+/// address is one of the loopback or no interface is up.
 pub fn hint_for(address: IpAddr) -> &'static str {
     if address.is_loopback() || all_down() { hint() } else { "" }
 }
 
-/// What there is to say of the loopback when it is down.
+/// A hint for an error message, if the loopback is down; else empty.
 pub fn hint() -> &'static str {
     let mut down = false;
     each(|_, flags| down |= flags & libc::IFF_LOOPBACK != 0 && flags & libc::IFF_UP == 0);
@@ -237,8 +237,8 @@ fn default_source() -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// A netlink socket that becomes readable when an address or an interface may have changed (rtnetlink(7)); with `routes`, a route too, since the
-/// order of [`addresses`] depends on the default route.
+/// A netlink socket that becomes readable when an address or an interface may have changed (rtnetlink(7)). With `routes`, also when a route may have, since
+/// the order of [`addresses`] depends on the default route.
 ///
 /// # Errors
 /// Where there is no netlink.
@@ -269,7 +269,7 @@ pub fn changes(routes: bool) -> io::Result<OwnedFd> {
     }
 }
 
-/// Takes all out of such a socket. What exactly has changed does not matter: the interfaces are asked.
+/// Takes all messages out of such a socket. Their contents do not matter: the interfaces are asked.
 pub fn take_changes(fd: RawFd) {
     let mut waste = vec![0u8; 8192];
     loop {

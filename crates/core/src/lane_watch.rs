@@ -1,13 +1,13 @@
-//! Who watches a lane: the background thread, or the program's own polls.
+//! Which thread watches a lane: the background thread, or the program's own polls.
 //!
-//! The background thread watches every lane, so that one-sided operations are served while the program does not poll. But while a program
-//! polls busily and everything that arrives is two-sided, waking that thread for each message would only cost: then the lane is
-//! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on. With one-sided traffic the lane is
-//! disarmed, too, but only when the thread has found time and again that it was woken in the middle of polls, and the looks are closer.
+//! The background thread watches every lane, so that one-sided operations are served while the program does not poll. But while a program polls busily and
+//! everything that arrives is two-sided, to wake that thread for each message would only cost. Then the lane is *disarmed*: the thread's interest is
+//! switched off, and a short timer looks whether the polls go on. With one-sided traffic the lane is disarmed, too, but only after the thread has been
+//! woken in the middle of polls many times, and the looks are closer.
 //!
-//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane, and a thread that sleeps does so on the
-//! lane's own descriptors: it *attends*, and takes in itself what has come. Waking the background thread, to have it wake that one, would
-//! cost more than the message.
+//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane. A thread that sleeps does so on the
+//! lane's own descriptors: it *attends*, and takes in packets itself. To wake the background thread, and have it wake that one, would cost more than the
+//! message.
 
 use crate::clock;
 use crate::reactor::{Source, Timers};
@@ -27,7 +27,8 @@ const BUSY_POLLS: u32 = 4;
 const RECENT: Duration = Duration::from_micros(4);
 /// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of one-sided traffic.
 const COINCIDENCES: u32 = 8;
-/// When polls soon stop after such a disarming, twice as many are wanted, up to this: on a busy machine, polls seem to stop where their thread is kept from its processor.
+/// When polls soon stop after such a disarming, twice as many are wanted, up to this number. On a busy machine, polls seem to stop where their thread is
+/// kept from its processor.
 const MOST_COINCIDENCES: u32 = 256;
 /// So many looks make a disarming worthwhile.
 const WORTHWHILE: u32 = 64;
@@ -42,7 +43,7 @@ pub trait WatchedLane: Send + Sync {
     fn may_rest(&self) -> bool {
         true
     }
-    /// Whether a thread of the program is in the middle of a poll, or of a post that takes in what has arrived. It may last long: the poll takes in much.
+    /// Whether a thread of the program is in the middle of a poll, or of a post that takes in packets. It may last long: the poll takes in much.
     fn is_being_polled(&self) -> bool {
         false
     }
@@ -50,7 +51,7 @@ pub trait WatchedLane: Send + Sync {
     fn waits_for_room(&self) -> bool {
         false
     }
-    /// A look has found that the polls do not go on: what they would have done is due.
+    /// A look has found that the polls do not go on: the lane does the work that they would have done.
     fn abandoned(&self) {}
 }
 
@@ -136,7 +137,7 @@ impl LaneWatch {
         }
         self.is_coincidence.store(true, Ordering::Relaxed);
         self.coincidences.store(met + 1, Ordering::Relaxed);
-        // What the polls have found lately says whether one-sided requests are among it, for which the looks are closer.
+        // The messages that the polls have found lately say whether one-sided requests are among them, for which the looks are closer.
         let one_sided = self.streak.load(Ordering::Relaxed) < COINCIDENCES;
         met + 1 >= self.wanted.load(Ordering::Relaxed) && self.disarm(one_sided, LOOK)
     }

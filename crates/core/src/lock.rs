@@ -1,9 +1,9 @@
 //! A lock for work of a few dozen nanoseconds, mostly with no other thread about.
 //!
-//! A thread that has taken the lock many times in a row becomes its *favourite*: it takes the lock and lets go by plain stores from then on, and no locked instruction
-//! holds up what it has just written for the other processor. Another thread that comes ends that: it takes the *gate*, says that there is no favourite any
-//! more, has all threads of the process pass a barrier (`crate::barrier`), and waits until the former favourite has let go. Each time that this
-//! happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
+//! A thread that has taken the lock many times in a row becomes its *favourite*: from then on it takes the lock and lets go by plain stores. So no locked
+//! instruction holds up its last stores, which are for the other processor. Another thread that comes ends that. It takes the *gate*, stores that there is
+//! no favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits until the former favourite has let go. Each
+//! time that this happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
 //! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment,
 //! then counts itself among the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the
@@ -107,7 +107,7 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through the one guard that there is at a time, by whichever thread has it.
+// SAFETY: there is one guard at a time, and only the thread that has it reaches the value.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T: Default> Default for Lock<T> {
@@ -222,14 +222,14 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Whether no thread has the value from a seat. What those did to it that had is seen then.
+    /// Whether no thread has the value from a seat. The calling thread then sees all that those threads did to the value.
     #[inline]
     fn is_held_by_nobody(&self) -> bool {
         self.seats.iter().all(|seat| seat.held.load(Ordering::Acquire) == FREE)
     }
 
-    /// The calling thread has let go of the gate, since a seat was held: whether none is by now, so that this thread and one that came to the gate meanwhile may both have found
-    /// the lock taken by the other's attempt alone.
+    /// The calling thread has let go of the gate, since a seat was held. Returns whether no seat is held by now. Then this thread and one that came to the
+    /// gate meanwhile may both have found the lock taken by the other's attempt alone.
     #[cold]
     fn is_free_after_all(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -238,8 +238,8 @@ impl<T> Lock<T> {
 
     #[inline]
     fn take_gate(&self) -> bool {
-        // Acquire: what the last holder did to the value. The model checker does not know that nothing comes between the two halves of a swap: it gets an
-        // exchange that writes nothing where a swap would write what is there.
+        // Acquire: this thread sees all that the last holder did to the value. The model checker does not know that nothing comes between the two halves of
+        // a swap. It gets an exchange, which writes nothing where a swap would write the same value again.
         #[cfg(loom)]
         return self.gate.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         #[cfg(not(loom))]
@@ -386,7 +386,7 @@ impl<'a, T> LockGuard<'a, T> {
         Self { lock, seat, stays: PhantomData }
     }
 
-    /// Lets go, in line: a drop is a call, where the compiler has several of them. No method, so that it hides none of what is guarded.
+    /// Lets go, in line: a drop is a call, where the compiler has several of them. No method, so that it hides none of the value's own.
     #[inline(always)]
     pub fn release(guard: Self) {
         ManuallyDrop::new(guard).let_go();

@@ -1,5 +1,5 @@
-//! The exporter's side: who asks is answered by the background thread; about a region by the program's only thread, the next time that it posts or polls, since its
-//! pages have to be moved.
+//! The exporter's side. The background thread answers the processes that ask. The program's only thread answers about a region, the next time that it posts
+//! or polls, since its pages have to be moved.
 
 use super::message::{Answer, LONGEST, QUESTION, Question, What};
 use super::{NAME, socket_name};
@@ -105,7 +105,7 @@ pub(crate) struct Answering {
     token: Mutex<Option<Token>>,
     /// The importer has asked: it asks once.
     asked: AtomicBool,
-    /// Somebody answers about a region, or nobody came in time.
+    /// A thread of the program answers about a region, or none has come in time.
     is_answered: AtomicBool,
     _counted: Option<ImporterPlace>,
 }
@@ -147,7 +147,7 @@ impl Answering {
         }
     }
 
-    /// What the importer does not take in at once it does not want.
+    /// Sends an answer. If the importer has no room for it, the connection ends.
     fn say(&self, answer: &Answer, descriptors: &[RawFd]) {
         if self.connection.send_with(&[&answer.bytes()], descriptors).is_err() {
             self.end();

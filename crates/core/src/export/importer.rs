@@ -41,8 +41,8 @@ impl Remote {
     /// The name of the device that the context is of.
     ///
     /// # Errors
-    /// EOPNOTSUPP where nobody listens: the process has ended, or is of another network namespace; EACCES if it is of another user; ETIMEDOUT when it
-    /// does not answer; else what it answers: ENOENT for a context that is closed.
+    /// EOPNOTSUPP where no process listens: it has ended, or is of another network namespace. EACCES if it is of another user. ETIMEDOUT when it does not
+    /// answer. Else its answer: ENOENT for a context that is closed.
     pub fn device(&self) -> Result<String> {
         Ok(self.ask(What::Context, 0, 0)?.1.text)
     }
@@ -166,7 +166,7 @@ impl Watch {
         }
     }
 
-    /// Nobody hears any more.
+    /// The background thread listens to the exporter no more.
     pub(crate) fn end(&self) {
         let token = self.token().take();
         if let Some(token) = token {

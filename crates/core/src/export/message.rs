@@ -1,6 +1,6 @@
-//! What importer and exporter say to each other, one message each.
+//! The messages between importer and exporter.
 
-/// What an importer asks about.
+/// The subject of an importer's question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// The context itself: which device it is of.
@@ -86,7 +86,7 @@ impl Answer {
         bytes
     }
 
-    /// What is no plain text becomes question marks: it goes to a log.
+    /// Reads an answer. Bytes that are no plain text become question marks, since the text goes to a log.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let (head, text) = bytes.split_first_chunk::<HEAD>()?;
         let plain = |byte: &u8| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '?' };
@@ -107,7 +107,7 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     word
 }
 
-/// Any bytes are a question or an answer that is the same when it is made again, or none; what goes to the log is plain text.
+/// Tries any bytes. They are a question or an answer that is the same when it is made again, or none. The text for the log is plain.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     if let Some(question) = Question::parse(bytes) {
