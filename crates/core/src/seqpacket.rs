@@ -40,12 +40,12 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
 struct Socket {
     fd: RawFd,
     born: ForkGeneration,
-    use_: SocketUse,
+    role: SocketRole,
 }
 
 /// What may wait in a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SocketUse {
+enum SocketRole {
     /// Nothing: it is not connected.
     Unused,
     /// Connections.
@@ -58,30 +58,30 @@ impl Socket {
     fn new() -> io::Result<Self> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: plain numbers.
-        Self::of(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }, SocketUse::Unused)
+        Self::of(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }, SocketRole::Unused)
     }
 
-    fn of(fd: RawFd, use_: SocketUse) -> io::Result<Self> {
+    fn of(fd: RawFd, role: SocketRole) -> io::Result<Self> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: fresh, and nobody else's. Its close does not wait: it stays open under its new number.
         let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
-        Ok(Self { fd, born: ForkGeneration::now(), use_ })
+        Ok(Self { fd, born: ForkGeneration::now(), role })
     }
 
     /// Whether the close may wait. Nothing comes in any more, and messages without descriptors are gone.
     fn may_wait(&self) -> bool {
-        if self.use_ == SocketUse::Unused {
+        if self.role == SocketRole::Unused {
             return false;
         }
         // SAFETY: our descriptor.
         unsafe { libc::shutdown(self.fd, libc::SHUT_RDWR) };
-        match self.use_ {
-            SocketUse::Unused => false,
-            SocketUse::Listens => self.turn_all_away(),
-            SocketUse::Connected => {
+        match self.role {
+            SocketRole::Unused => false,
+            SocketRole::Listens => self.turn_all_away(),
+            SocketRole::Connected => {
                 // The end is told from an empty message by this: it has no sender.
                 learn_senders(self.fd);
                 !self.drain()
@@ -183,7 +183,7 @@ impl Listener {
         if unsafe { libc::listen(socket.fd, BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        socket.use_ = SocketUse::Listens;
+        socket.role = SocketRole::Listens;
         Ok(())
     }
 
@@ -272,7 +272,7 @@ fn accept_any(listener: RawFd) -> io::Result<Connection> {
     let fd = unsafe {
         libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
     };
-    let mut connection = Connection::of(Socket::of(fd as RawFd, SocketUse::Connected)?);
+    let mut connection = Connection::of(Socket::of(fd as RawFd, SocketRole::Connected)?);
     connection.distrust_others();
     Ok(connection)
 }
@@ -355,7 +355,7 @@ impl Connection {
         if unsafe { libc::syscall(libc::SYS_connect, socket.fd, &raw const raw, length) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        socket.use_ = SocketUse::Connected;
+        socket.role = SocketRole::Connected;
         let mut connection = Self::of(socket);
         connection.distrust_others();
         if !connection.refuses_descriptors {
@@ -391,7 +391,7 @@ impl Connection {
         }
         let [one, other] = ends.map(|fd| {
             learn_senders(fd);
-            Socket::of(fd, SocketUse::Connected).map(Self::of)
+            Socket::of(fd, SocketRole::Connected).map(Self::of)
         });
         Ok([one?, other?])
     }
