@@ -1,8 +1,9 @@
-//! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked, but for what is wrong with a
-//! variable of ours or its name; never on the fast path.
+//! `ADVERB_LOG`: lines of the engine, to standard error or a file. Silent unless asked, except about a variable of ours with a wrong value or name. Never
+//! on the fast path.
 //!
-//! In a program of `adverb run` the engine warns where nobody has asked for a level ([`UNASKED`]). Such a program may know nothing of us, so it must not notice more than lines among its errors:
-//! a line never waits for room, goes nowhere but to the standard error of the first verbs call, and there are few ([`WarningOutput`]).
+//! In a program of `adverb run` the engine warns where the user has set no level ([`UNASKED`]). Such a program may know nothing of us, so it must not
+//! notice more than lines among its errors. A line never waits for room, goes only to the standard error of the first verbs call, and there are few
+//! ([`WarningOutput`]).
 
 use crate::cancel::CancellationGuard;
 use crate::setting;
@@ -16,7 +17,8 @@ mod unasked;
 
 use unasked::WarningOutput;
 
-/// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level. Behind it and a colon stands which file is the standard error of `adverb run`.
+/// The value of `ADVERB_LOG` that `adverb run` sets where the user has set no level. Behind it and a colon stands which file is the standard error of
+/// `adverb run`.
 pub const UNASKED: &str = "unasked";
 
 /// The value of `ADVERB_LOG` for a process whose user has set no level, and whose standard error is that of this process ([`UNASKED`]).
@@ -33,13 +35,13 @@ pub fn unasked() -> String {
 pub enum Level {
     /// Nothing (the default).
     Off = 1,
-    /// What stops something from working.
+    /// Failures that stop something from working.
     Error,
-    /// What is not as a user would expect, and why a queue pair's change was refused.
+    /// Surprises for a user, and why a queue pair's change was refused.
     Warn,
     /// Connections, why other verbs and posted requests were refused, and the counters at the end.
     Info,
-    /// Each packet, and what is done in memory of another process in its place.
+    /// Each packet, and each operation in memory of another process in its place.
     Packets,
 }
 
@@ -162,7 +164,7 @@ fn write_to(fd: libc::c_int, line: &[u8]) -> std::io::Result<()> {
     })
 }
 
-/// Writes one line, whatever the level.
+/// Writes one line, at any level of the log.
 #[cold]
 pub fn say(text: Arguments<'_>) {
     // Where it goes is known once the variable has been read.
@@ -170,7 +172,7 @@ pub fn say(text: Arguments<'_>) {
     put("warning", text, WarningOutput::write_one_more);
 }
 
-/// `log!(Warn, "…", …)`: a line of the log, formatted only if somebody asked for that level.
+/// `log!(Warn, "…", …)`: a line of the log, formatted only if the log has that level.
 #[macro_export]
 macro_rules! log {
     ($level:ident, $($text:tt)*) => {

@@ -1,4 +1,4 @@
-//! `ADVERB_PCAP=FILE`: what goes over every path, as a pcapng file that Wireshark reads. `%p` in the name becomes the process id.
+//! `ADVERB_PCAP=FILE`: the packets on every path, as a pcapng file that Wireshark reads. `%p` in the name becomes the process id.
 //!
 //! An ordinary user cannot capture, so the engine writes what it sends and receives itself. A stream has no packets here: segments
 //! are made for it, with true addresses, ports and sequence numbers. Several processes may append to one file: each block is one

@@ -12,10 +12,10 @@ use crate::reactor::{READABLE, Readiness, Source};
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What a transport knows of the port of one of its devices.
+/// The port of one of a transport's devices, as the transport sees it.
 pub trait Port: Send {
-    /// Interfaces have changed, perhaps this port's: what the programs of the device are told, in this order. Called by one thread at a time; devices and queue pairs
-    /// are not to be destroyed here.
+    /// Interfaces have changed, perhaps this port's. Returns the events for the programs of the device, in order. Called by one thread at a time; devices
+    /// and queue pairs are not to be destroyed here.
     fn look(&mut self) -> Vec<AsyncEventKind>;
 }
 

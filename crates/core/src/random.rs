@@ -33,7 +33,7 @@ pub fn word() -> u64 {
     words[0]
 }
 
-/// The next number of a cheap sequence (splitmix64), for what need not be secret.
+/// The next number of a cheap sequence (splitmix64), for numbers that need not be secret.
 pub fn next(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -3,8 +3,8 @@
 //! It starts with the first registration, blocks all signals (but those of its own faults), and sleeps in epoll when nothing is
 //! to be done. Call-backs run on it without any lock of the reactor held.
 //!
-//! The descriptors at which messages arrive are a set of their own within its set, since a thread of the program may serve them in its place
-//! while it sleeps for an event ([`Reactor::attend`], `duty`).
+//! The descriptors at which messages arrive are a set of their own within its set. A thread of the program may serve them in its place while that thread
+//! sleeps for an event ([`Reactor::attend`], `duty`).
 
 use crate::containment;
 use crate::deadlines::Deadlines;
@@ -65,10 +65,10 @@ pub trait Timers: Send + Sync {
     fn set_timer(&'static self, after: Duration, source: Arc<dyn Source>) -> Result<Timer>;
 }
 
-/// The background thread and what it waits for. Thread-safe.
+/// The background thread, its descriptors and its timers. Thread-safe.
 pub struct Reactor {
     epoll: RawFd,
-    /// The set within that set, of what threads of the program may serve.
+    /// The set within that set: the descriptors that threads of the program may serve.
     arrivals: RawFd,
     wake: RawFd,
     sources: Mutex<Sources>,
@@ -96,7 +96,7 @@ const WAKE: u64 = u64::MAX;
 const ARRIVALS: u64 = u64::MAX - 1;
 /// In a [`Token`]: of a descriptor at which messages arrive.
 const ARRIVAL: u64 = 1 << 63;
-/// What the background thread is called.
+/// The name of the background thread.
 const NAME: &str = "adverb";
 
 impl Reactor {
@@ -193,7 +193,7 @@ impl Reactor {
         }
     }
 
-    /// Changes what the registration waits for. What is ready already is reported anew.
+    /// Changes the events that the registration waits for. Events that are there already are reported anew.
     pub fn modify(&self, token: Token, fd: RawFd, interest: Readiness) -> Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }
@@ -203,7 +203,7 @@ impl Reactor {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, token);
     }
 
-    /// Watches a descriptor again. What is ready already is reported.
+    /// Watches a descriptor again. Events that are there already are reported.
     pub fn resume(&self, token: Token, fd: RawFd, interest: Readiness) -> Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
     }
@@ -392,7 +392,7 @@ impl Attending {
         if self.turn.is_some() { self.reactor.arrivals } else { -1 }
     }
 
-    /// The thread has been woken by the descriptor: takes in what has arrived. With no lock held.
+    /// The descriptor has woken the thread, which takes in all packets that have arrived. With no lock held.
     pub fn serve(&self) {
         self.reactor.serve_arrivals(|_, _, source, readiness| source.attended(readiness));
     }

@@ -36,7 +36,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// What a send work request does (`enum ibv_wr_opcode`).
+    /// The operation of a send work request (`enum ibv_wr_opcode`).
     Opcode: u8 {
         /// RDMA Write.
         Write = 0,
@@ -110,10 +110,10 @@ pub struct SendRequest<'a> {
     pub rkey: u32,
     /// Immediate data in network order as the program gave it, or the key to invalidate. Bind: the region's key.
     pub immediate: u32,
-    /// Atomics: what to add, or to compare with. Flush and bind: how many bytes.
+    /// Atomics: the number to add, or to compare with. Flush and bind: a count of bytes.
     pub compare_add: u64,
-    /// Compare and swap: what to put. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level.
-    /// Bind: what peers may do ([`crate::memory::Access`]).
+    /// Compare and swap: the number to store. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level. Bind: the
+    /// peers' rights ([`crate::memory::Access`]).
     pub swap: u64,
     /// XRC: number of the peer's shared receive queue.
     pub shared_queue: u32,
@@ -207,7 +207,7 @@ numbered! {
     Cause: u32 {
         /// The request did not fail.
         None = 0,
-        /// The queue pair was in error, or went into it, before the request was done: look at what failed first.
+        /// The queue pair was in error, or went into it, before the request was done: look at the request that failed first.
         Flushed = 0x001,
         /// There is no such local key, or no longer.
         LocalKey = 0x101,
@@ -227,7 +227,7 @@ numbered! {
         LocalMemory = 0x108,
         /// A message was longer than the receive that it took.
         ReceiveTooSmall = 0x201,
-        /// What the message asked for besides was refused.
+        /// The message asked for something besides, which was refused.
         ReceiveInvalid = 0x202,
         /// The peer found the request invalid: its receive was too small, its queue pair lacks the right, or too many reads were under way.
         PeerInvalid = 0x301,
@@ -253,7 +253,7 @@ numbered! {
 }
 
 impl From<Status> for Cause {
-    /// What a status alone says.
+    /// The cause that a status alone shows.
     fn from(status: Status) -> Self {
         match status {
             Status::Success => Self::None,
@@ -315,7 +315,7 @@ impl std::fmt::Display for Status {
 }
 
 numbered! {
-    /// What completed (`enum ibv_wc_opcode`).
+    /// The operation that has completed (`enum ibv_wc_opcode`).
     #[non_exhaustive]
     CompletionOpcode: u8 {
         /// A send of any kind.
@@ -389,7 +389,7 @@ impl Opcode {
 }
 
 bitflags! {
-    /// What else a completion says (`enum ibv_wc_flags`).
+    /// Further properties of a completion (`enum ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct CompletionFlags: u8 {
         /// A global routing header stands in the first 40 bytes.
@@ -410,7 +410,7 @@ pub struct Completion {
     pub status: Status,
     /// The operation that has completed.
     pub opcode: CompletionOpcode,
-    /// What else it says.
+    /// Further properties of the completion.
     pub flags: CompletionFlags,
     /// Bytes received, read or swapped.
     pub byte_length: u32,
@@ -432,7 +432,7 @@ pub struct Completion {
 }
 
 impl Completion {
-    /// What fields hold that nothing is said about.
+    /// The values of fields that no part of the engine sets.
     pub const EMPTY: Self = Self {
         wr_id: 0,
         status: Status::Success,

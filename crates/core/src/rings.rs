@@ -49,7 +49,7 @@ impl WorkNote {
     /// With the lock, before looking for something to do. Returns whether there was a note, which is gone now.
     #[inline]
     pub fn begin(&self) -> bool {
-        // The second one acquires: what was made visible before the note.
+        // The second access acquires all that was made visible before the note.
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::SeqCst)
     }
 
@@ -126,7 +126,7 @@ impl Rounds {
         let have_ended = || self.ended.load(Ordering::SeqCst) >= round;
         have_ended() || {
             self.put_off();
-            // Either this thread sees the end, or the one that ends the round sees what is put off.
+            // Either this thread sees the end of the round, or the thread that ends it sees that work is put off.
             have_ended()
         }
     }
@@ -137,8 +137,9 @@ impl Rounds {
         fence(Ordering::SeqCst);
     }
 
-    /// Without the first lock, after [`Rounds::end`]: whether work is put off. If so, the caller tries the second lock and goes on with it. Where another
-    /// thread has that lock, perhaps the one that is just putting the work off, the note has it look again.
+    /// Whether work is put off. The calling thread has ended a round ([`Rounds::end`]) or let go of the first lock, with a full fence behind that. If work
+    /// is put off, the thread tries the second lock and goes on with it. Another thread may have that lock, perhaps the one that is putting the work off at
+    /// this instant: the note has it look again.
     #[inline]
     pub fn go_on(&self, missed: &WorkNote) -> bool {
         let goes_on = self.is_put_off.load(Ordering::SeqCst) && self.is_put_off.swap(false, Ordering::SeqCst);
@@ -161,14 +162,14 @@ impl Turns {
         !self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// With the lock, before looking for what has been posted: no more turns are taken.
+    /// With the lock, before the look for posted requests: no more turns are taken.
     #[inline]
     pub fn end(&self) {
         self.0.store(false, Ordering::SeqCst);
         fence_behind();
     }
 
-    /// Whether turns are taken. With the lock, it stays so; without, it says what was.
+    /// Whether turns are taken. With the lock, it stays so; without, it may have changed already.
     #[inline]
     pub fn go_on(&self) -> bool {
         self.0.load(Ordering::Relaxed)

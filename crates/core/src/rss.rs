@@ -42,7 +42,7 @@ bitflags! {
 pub struct Hash {
     /// The key.
     pub key: [u8; KEY_LENGTH],
-    /// What is hashed.
+    /// The fields that are hashed.
     pub fields: HashFields,
 }
 

@@ -36,14 +36,14 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (raw, length as libc::socklen_t)
 }
 
-/// A socket that a child of fork closes. No thread waits for its close, whatever other processes have sent.
+/// A socket that a child of fork closes. No thread waits for its close, also if other processes have sent descriptors.
 struct Socket {
     fd: RawFd,
     born: ForkGeneration,
     role: SocketRole,
 }
 
-/// What may wait in a socket.
+/// The kind of things that may wait in a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SocketRole {
     /// Nothing: it is not connected.
@@ -65,7 +65,7 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: fresh, and nobody else's. Its close does not wait: it stays open under its new number.
+        // SAFETY: fresh, and no other part of the process has it. Its close does not wait: it stays open under its new number.
         let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
         Ok(Self { fd, born: ForkGeneration::now(), role })
@@ -98,7 +98,7 @@ impl Socket {
             if let Err(error) = accept_any(self.fd) {
                 match error.raw_os_error() {
                     Some(libc::EINTR | libc::ECONNABORTED) => {}
-                    // The socket is empty: EINVAL says that nobody can come any more.
+                    // The socket is empty. EINVAL: no process can connect any more.
                     Some(libc::EAGAIN | libc::EINVAL) => return false,
                     _ => return true,
                 }
@@ -135,7 +135,7 @@ impl Drop for Socket {
             return closing::hand_over(self.fd);
         }
         fork::disown_descriptor(self.fd);
-        // SAFETY: ours; nobody uses it any more.
+        // SAFETY: ours; no other thread uses it any more.
         unsafe { libc::syscall(libc::SYS_close, self.fd) };
     }
 }
@@ -153,7 +153,7 @@ impl Listener {
     /// Holds a name. Processes that connect pass no descriptors, where the system can prevent that.
     ///
     /// # Errors
-    /// EADDRINUSE while another process, of whatever user, holds it.
+    /// EADDRINUSE while another process, of any user, holds it.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
         let mut socket = Socket::new()?;
         take_descriptors(socket.fd, false);
@@ -202,7 +202,8 @@ fn overflow() -> libc::uid_t {
     })
 }
 
-/// Whether a process has the rights of its user, and not those in a namespace that it has made. Of who may not be looked at (ptrace(2)) it is not known.
+/// Whether a process has the rights of its user, and not those in a namespace that it has made. False for a process that this one may not look at
+/// (ptrace(2)).
 fn is_in_our_user_namespace(process: libc::pid_t) -> bool {
     let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user"));
     match namespace("self") {
@@ -212,10 +213,10 @@ fn is_in_our_user_namespace(process: libc::pid_t) -> bool {
     }
 }
 
-/// Has the system say of each message who its sender is at that time, by his real user.
+/// Has the system name the sender of each message, as of the time of sending, by its real user.
 fn learn_senders(fd: RawFd) {
     let on: libc::c_int = 1;
-    // SAFETY: a descriptor of ours, and a live local of the length that is given. Without this nobody is trusted.
+    // SAFETY: a descriptor of ours, and a live local of the length that is given. Without this no process is trusted.
     unsafe {
         libc::setsockopt(
             fd,
@@ -283,10 +284,10 @@ pub type Descriptors = ArrayVec<PassedFd, MOST_DESCRIPTORS>;
 const MOST_DESCRIPTORS: usize = 3;
 /// Room for control messages with so many descriptors, in words.
 const CONTROL: usize = 8;
-/// Room for control messages with as many descriptors as the system passes (`SCM_MAX_FD`, 253), and with who has sent them, in words. What has no room is closed by the
-/// system, in the thread that receives.
+/// Room, in words, for control messages with as many descriptors as the system passes (`SCM_MAX_FD`, 253), and with the sender's identity. In the receiving
+/// thread, the system closes descriptors that find no room.
 const WHOLE_CONTROL: usize = 136;
-/// Room for who has sent a message, and for nothing else, in words.
+/// Room, in words, for the sender's identity alone.
 const SENDER_CONTROL: usize = 4;
 
 // SAFETY: arithmetic of lengths.
@@ -298,7 +299,7 @@ const _: () = unsafe {
     assert!(sender + libc::CMSG_SPACE(PASSED as libc::c_uint) as usize <= 8 * WHOLE_CONTROL);
 };
 
-/// What a message comes with.
+/// The descriptors and the sender of a message.
 #[derive(Debug, Default)]
 pub struct Along {
     /// Descriptors, which are the receiver's now.
@@ -315,9 +316,9 @@ pub struct Along {
 pub enum Owner {
     /// Our own user.
     Ourselves,
-    /// Root, who may do what everybody may.
+    /// Root, which has the rights of every user.
     Root,
-    /// Somebody else.
+    /// Any other user.
     Other,
 }
 
@@ -333,7 +334,7 @@ impl Connection {
         Self { socket, refuses_descriptors: false }
     }
 
-    /// Another user's process can pass no descriptors from now on. What it has sent before is looked at as it is received.
+    /// Another user's process can pass no descriptors from now on. Messages from before are looked at as they are received.
     fn distrust_others(&mut self) {
         if !self.is_same_user() {
             take_descriptors(self.fd(), false);
@@ -342,10 +343,10 @@ impl Connection {
         }
     }
 
-    /// Connects to whoever holds a name.
+    /// Connects to the process that holds a name.
     ///
     /// # Errors
-    /// ECONNREFUSED when nobody does; EAGAIN when he does not accept.
+    /// ECONNREFUSED when no process does; EAGAIN when that process does not accept.
     pub fn open(name: &[u8]) -> io::Result<Self> {
         let mut socket = Socket::new()?;
         // Another user may hold the name, and sends what it likes as soon as this process is connected.
@@ -365,7 +366,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// This process's end of a pair of sockets for datagrams, whose other end other processes inherit. Each message tells who has sent it. None passes descriptors, where the
+    /// This process's end of a pair of sockets for datagrams, whose other end other processes inherit. Each message names its sender. None passes descriptors, where the
     /// system can prevent that.
     ///
     /// # Errors
@@ -377,7 +378,7 @@ impl Connection {
         Ok(Self::of(socket))
     }
 
-    /// Both ends of a connection of this process to itself. Each tells who sends.
+    /// Both ends of a connection of this process to itself. Each names the senders of messages.
     ///
     /// # Errors
     /// Those of socketpair(2).
@@ -448,13 +449,13 @@ impl Connection {
         self.owner() == Owner::Ourselves
     }
 
-    /// The user of the process at the other end: as he was when it began to listen, or connected.
+    /// The user of the process at the other end, as of the time when it began to listen, or connected.
     pub fn user(&self) -> Option<libc::uid_t> {
         self.credentials().map(|peer| peer.uid)
     }
 
-    /// The owner of the process at the other end: as it was when it began to listen, or connected. To a process that may have more rights than its user,
-    /// nobody counts as [`Owner::Ourselves`].
+    /// The owner of the process at the other end, as of the time when it began to listen, or connected. If this process may have more rights than its user,
+    /// no process counts as [`Owner::Ourselves`].
     pub fn owner(&self) -> Owner {
         match self.credentials() {
             Some(peer) if Some(peer.uid) == own_user() => Owner::Ourselves,
@@ -463,8 +464,8 @@ impl Connection {
         }
     }
 
-    /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here, and in
-    /// our user namespace, as far as we may look.
+    /// Whether memory may be shared with it. It must run as our user and in our user namespace, as far as we may look. The user must not be the one that
+    /// stands for all users without a number here.
     pub fn may_share(&self) -> bool {
         // A process without a number is in a namespace that we do not see.
         self.is_same_user()
@@ -478,7 +479,7 @@ impl Connection {
         self.credentials().map_or(0, |peer| peer.pid)
     }
 
-    /// Messages tell from now on who has sent them.
+    /// From now on, messages name their senders.
     pub fn learn_senders(&self) {
         learn_senders(self.fd());
     }
@@ -532,7 +533,7 @@ impl Connection {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives a message into `buffer`, and what came with it; an empty one says that the other has gone. Never waits.
+    /// Receives a message into `buffer`, with its descriptors and its sender. An empty message means that the other process has gone. Never waits.
     ///
     /// # Errors
     /// EAGAIN if there is none now. ECONNABORTED if it comes with descriptors and none are taken: another user's process has sent them, or too many wait for

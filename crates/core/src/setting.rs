@@ -22,16 +22,16 @@ pub fn variable(name: &str) -> Option<String> {
     }
 }
 
-/// A variable that users set, and the parser by which the engine reads it, too. A value that it does not know means to the engine that the
-/// variable is not set, or as much as can be made of it, and it says so, once; the command refuses it ([`wrong`]).
+/// A variable that users set, and the parser by which the engine reads it, too. To the engine, a value that it does not know means that the variable is not
+/// set, or as much as can be made of it. The engine says so, once; the command refuses the value ([`wrong`]).
 pub struct Setting {
     /// The variable.
     pub name: &'static str,
-    /// What the variable's values look like, for a line of help.
+    /// The form of the variable's values, for a line of help.
     pub form: &'static str,
-    /// What the variable does, for the same line.
+    /// The effect of the variable, for the same line.
     pub meaning: &'static str,
-    /// What counts where it is not set, in words.
+    /// The value that counts where it is not set, in words.
     pub default: &'static str,
     /// Every value that it may have, in words; `{devices}` and `{features}` stand for their names.
     allowed: &'static str,
@@ -187,7 +187,7 @@ pub static SETTINGS: [Setting; 17] = [
 /// Names the host's libibverbs.
 pub const HOST_DEVICES: &str = "ADVERB_HOST_DEVICES";
 
-/// What `ADVERB_WITHOUT` may name.
+/// The names that `ADVERB_WITHOUT` may have.
 pub const FEATURES: [&str; 15] = [
     "gso",
     "gro",
@@ -206,7 +206,7 @@ pub const FEATURES: [&str; 15] = [
     "wchan",
 ];
 
-/// Each variable whose value means nothing, and a line that says so and what is allowed; `devices` are those of this build.
+/// Each variable whose value means nothing, and a line about it with the values that are allowed; `devices` are those of this build.
 pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
     let look = |setting: &Setting| {
         let text = variable(setting.name).filter(|text| !text.trim().is_empty())?;
@@ -228,7 +228,7 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
 /// Whether a variable may have this value, for an option that sets it. Of lists of devices this says nothing.
 ///
 /// # Errors
-/// What is allowed.
+/// The values that are allowed, in words.
 pub fn check(name: &str, text: &str) -> Result<(), String> {
     let setting = SETTINGS.iter().find(|setting| setting.name == name);
     match setting.filter(|setting| !(setting.is_known)(text, &[])) {
@@ -238,7 +238,7 @@ pub fn check(name: &str, text: &str) -> Result<(), String> {
 }
 
 impl Setting {
-    /// What the variable's values may be, where there are these devices.
+    /// The values that the variable may have, where there are these devices.
     fn wanted(&self, devices: &[&str]) -> String {
         let allowed = self
             .allowed
@@ -248,7 +248,7 @@ impl Setting {
     }
 }
 
-/// What the names of all variables of the project begin with.
+/// The beginning of the names of all variables of the project.
 const PREFIX: &str = "ADVERB_";
 
 /// Names the folder with the files of a run, which the command makes. The preloaded library knows the variable by the same name.
@@ -257,7 +257,7 @@ pub const COUNTER_FILES: &str = "ADVERB_FILES";
 /// Variables that the command sets for the programs that it starts.
 const FROM_COMMAND: [&str; 4] = [COUNTER_FILES, "ADVERB_RECORD", "ADVERB_TRACE_SINCE", "ADVERB_CHECK_COUNT"];
 
-/// What the names of variables begin with by which tests tell their children what to do.
+/// The beginning of the names of variables by which tests instruct their children.
 const OF_TESTS: &str = "ADVERB_TEST_";
 
 /// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be mistyped. The line names the nearest variable of ours,
@@ -298,7 +298,7 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// Says once per process what is wrong, whatever the level of the log: who has set a variable wants it to do something.
+/// Reports wrong variables once per process, at any level of the log: a user who has set a variable wants an effect.
 pub(crate) fn say_wrong(devices: &[&str]) {
     // Nothing that a child of fork could find half done.
     static SAID: AtomicBool = AtomicBool::new(false);
@@ -313,8 +313,8 @@ fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
 
-/// The name of a file that this process writes, out of what a variable says: `%p` is the process id. A relative name counts from the folder that
-/// the program is in at its first verbs call; in programs of `adverb run`, which makes it absolute, from the folder of the command.
+/// The name of a file that this process writes, from the value of a variable: `%p` is the process id. A relative name counts from the folder that the
+/// program is in at its first verbs call. In programs of `adverb run`, which makes it absolute, it counts from the folder of the command.
 pub fn file(name: &str) -> String {
     name.replace("%p", &std::process::id().to_string())
 }
@@ -378,7 +378,7 @@ fn within(text: &str) -> Option<WithinHost> {
     }
 }
 
-/// What the program wants ([`crate::memory::ways`] has what becomes of it): how connections and datagrams of RoCE between processes of one host and user go.
+/// How connections and datagrams of RoCE between processes of one host and user go, as the user wants it ([`crate::memory::ways`] decides).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithinHost {
     /// Through shared memory where that can be.

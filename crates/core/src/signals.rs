@@ -1,5 +1,5 @@
-//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that does not come. And what handlers of the program's do
-//! to a thread that waits.
+//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that does not come. Also how handlers of the
+//! program's affect a thread that waits.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -74,7 +74,7 @@ impl Interruption {
         let ordinary = (1..32).chain(libc::SIGRTMIN()..=SIGNALS);
         // Faults come while the thread does not wait.
         for signal in ordinary.filter(|signal| !FAULTS.contains(signal) && !is_blocked(*signal)) {
-            // As the kernel has it: handler, flags, and what does not matter here.
+            // The kernel's form: handler, flags, and words that do not matter here.
             let mut action = [0u64; 4];
             // SAFETY: room for the kernel's structure; nothing changes.
             let known = unsafe {
@@ -97,7 +97,7 @@ impl Interruption {
     }
 }
 
-/// What [`Interruption::now`] has said lately: it is asked anew now and then. Thread-safe.
+/// The last answer of [`Interruption::now`], which is asked anew now and then. Thread-safe.
 #[derive(Debug, Default)]
 pub struct Interruptions(AtomicU32);
 

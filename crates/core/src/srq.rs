@@ -29,8 +29,8 @@ pub struct SharedReceiveQueueAttributes {
 
 /// A shared receive queue. Thread-safe.
 ///
-/// Messages on many queue pairs take its receives at once and finish in any order, so places go from the free ones to the waiting ones, to a
-/// message, and back. The lock covers only these lists, never a copy or a call of other code.
+/// Messages on many queue pairs take its receives at once and finish in any order. So places go from the free ones to the waiting ones, to a message, and
+/// back. The lock covers only these lists, never a copy or a call of other code.
 pub struct SharedReceiveQueue {
     domain: Arc<ProtectionDomain>,
     number: u32,
@@ -40,7 +40,7 @@ pub struct SharedReceiveQueue {
     waiting: AtomicU32,
     room: AtomicU32,
     users: DependentCount,
-    /// What queues of XRC and work queues have beside.
+    /// The further parts of queues of XRC and of work queues.
     extended: Option<Extension>,
     /// A work queue that is not ready: nothing takes its receives.
     is_paused: AtomicBool,
@@ -255,8 +255,8 @@ impl SharedReceiveQueue {
     /// wait; 0 disarms. If fewer wait already, the event comes at once.
     ///
     /// # Errors
-    /// EINVAL for a limit beyond the queue's size, for a size that the device does not have, and for one that does not hold the armed limit
-    /// or the receives that are posted and not complete; ENOMEM where the queue's allocator has no memory. Nothing has changed then.
+    /// EINVAL for a limit beyond the queue's size, for a size that the device does not have, and for a size below the armed limit or the count of
+    /// incomplete receives. ENOMEM where the queue's allocator has no memory. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         self.born.check()?;
         let room = max_wr.map(|max_wr| Self::check_size(self.context(), max_wr)).transpose()?;

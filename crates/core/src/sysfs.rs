@@ -1,7 +1,8 @@
-//! What the kernel shows of RDMA devices in its file systems, for the devices of this library
-//! (Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-infiniband there).
+//! The files in which the kernel shows RDMA devices, for the devices of this library (Documentation/ABI/stable/sysfs-class-infiniband and
+//! testing/sysfs-class-infiniband there).
 //!
-//! Counters belong to processes, so their files are there only where somebody makes them anew ([`crate::counters::files`]): a zero that stays would be a lie.
+//! Counters belong to processes, so their files are there only where a process makes them anew ([`crate::counters::files`]): a zero that stays would be a
+//! lie.
 
 use crate::attributes::{Gid, GidKind, PortAttributes, TransportType, shown};
 use crate::counters::files;
@@ -15,7 +16,7 @@ mod place;
 
 use place::{Place, Processors};
 
-/// What stands at a path.
+/// The kind of entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// A file with this text, to which the kernel adds a newline.
@@ -42,7 +43,7 @@ const PKEYS: &str = "0xffff";
 /// The number of our first `uverbs` where the host's devices are shown, too: the kernel's own end before it (RDMA_MAX_PORTS).
 const BESIDE_HOST: usize = 1024;
 
-/// What the file of a device in `/dev/infiniband` is called, by its index; `beside_host`: the host's devices are shown, too.
+/// The name of a device's file in `/dev/infiniband`, by its index; `beside_host`: the host's devices are shown, too.
 pub fn verbs_name(index: usize, beside_host: bool) -> String {
     format!("uverbs{}", index + if beside_host { BESIDE_HOST } else { 0 })
 }
@@ -77,13 +78,13 @@ pub fn entries(
     list.entries
 }
 
-/// Whether the machine has a PCI bus, whatever is shown to this process.
+/// Whether the machine has a PCI bus, also if this process is shown another tree.
 pub fn machine_has_bus(bus: Bus) -> bool {
     let name = bus_name(bus);
     ["/sys/class/pci_bus/", "/sys/devices/pci"].iter().any(|place| machine_has(&format!("{place}{name}")))
 }
 
-/// Whether the machine has a PCI device, whatever is shown to this process.
+/// Whether the machine has a PCI device, also if this process is shown another tree.
 pub fn machine_has_slot(slot: &Slot) -> bool {
     machine_has(&format!("/sys/bus/pci/devices/{slot}"))
 }
@@ -101,7 +102,7 @@ pub fn text<'a>(entries: &'a [(String, Content)], path: &str) -> Option<&'a str>
         entries.iter().map(|(path, content)| (path.as_str(), content)).collect();
     let mut here = String::new();
     let mut rest: Vec<&str> = path.split('/').rev().collect();
-    // Every link leads to what is no link.
+    // Every link leads in the end to an entry that is no link.
     let mut links = 0;
     while let Some(part) = rest.pop() {
         match part {
@@ -179,7 +180,7 @@ impl List {
         self.put(&format!("/dev/infiniband/{verbs}"), Content::Device);
     }
 
-    /// What the device is part of: the adapter, or what stands for it.
+    /// The entry above the device: the adapter, or the folder in place of one.
     fn parent(&mut self, device: &Device<'_>, processors: &mut Processors) {
         let path = &device.place.path;
         match device.place.slots.split_last() {
@@ -291,7 +292,7 @@ impl List {
             (device.transport.port(), shown(device.transport.gids()));
         let (state, physical) =
             if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
-        // As rxe and siw have it. What verbs add, that GIDs are IP addresses, the kernel keeps elsewhere.
+        // As rxe and siw have it. Verbs add that GIDs are IP addresses; the kernel keeps that elsewhere.
         let capabilities = match device.transport.attributes().transport {
             TransportType::Ib => "0x00010000",
             TransportType::Iwarp => "0x00090000",

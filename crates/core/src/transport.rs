@@ -1,4 +1,4 @@
-//! What a transport is to the access layer: one interface, behind which it moves bytes as its standard says.
+//! A transport, as the access layer sees it: one interface, behind which it moves bytes as its standard says.
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
 use crate::description::{self, Description};
@@ -83,14 +83,14 @@ pub trait Transport: Send + Sync {
     fn check_path(&self, _path: &Path) -> Result<()> {
         Ok(())
     }
-    /// A context was opened: from now on somebody hears [`Device::raise`]. Called for each; opens no descriptor and starts no thread
-    /// unless it is needed for just that.
+    /// A context was opened: from now on [`Device::raise`] has a listener. Called for each; opens no descriptor and starts no thread unless that alone
+    /// needs it.
     fn opened(&self, _device: &Arc<Device>) {}
     /// Whether peers of the same host may map memory of this process: memory of the engine's own is made so that they can.
     fn has_peers_that_map(&self) -> bool {
         false
     }
-    /// What a person should know beside the attributes, in a line each.
+    /// Notes for a person beside the attributes, in a line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -98,7 +98,7 @@ pub trait Transport: Send + Sync {
     fn at_exit(&self) {}
 }
 
-/// What has become of a request that [`OneSided`] was handed.
+/// The outcome of a request that [`OneSided`] was handed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtPost {
     /// The request has succeeded, with so many bytes.
@@ -118,7 +118,7 @@ pub trait OneSided: Send {
     fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost;
 }
 
-/// What an [`Endpoint`] has done with a request that is about to be queued.
+/// The outcome of [`Endpoint::take_over`] for a request that is about to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
     /// Nothing: it is to be queued.
@@ -137,7 +137,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
-    /// The calling thread is about to post. What is pending for peers by other queue pairs leaves first. No other thread sees the posts yet, and no lock is held.
+    /// The calling thread is about to post. Acknowledgements that are pending by other queue pairs leave first. No other thread sees the posts yet, and no
+    /// lock is held.
     #[inline]
     fn before_post(&self) {}
 
@@ -151,8 +152,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         false
     }
 
-    /// Deals with a request that is about to be queued, if that can be done at once: sends a short Send, or carries out a Write or a Read that [`OneSided`] has not. The poster
-    /// has the posts' lock.
+    /// Takes over a request that is about to be queued, if that can be done at once. It sends a short Send, or carries out a Write or a Read that
+    /// [`OneSided`] has not. The posting thread has the posts' lock.
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]
@@ -160,22 +161,22 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         Takeover::No
     }
 
-    /// Does what [`Takeover::Sent`] has asked for. With no lock of the queue pair.
+    /// Makes the system calls that [`Takeover::Sent`] has asked for. With no lock of the queue pair.
     fn follow_up(&self) {}
 
-    /// The program is about to change or end the queue pair: what has been posted before and waits to be gathered leaves, as far as there is room.
+    /// The program is about to change or end the queue pair: requests that were posted before and wait to be gathered leave, as far as there is room.
     fn send_off(&self) {}
 
     /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.
     ///
-    /// The state of the queues is still the old one, except on the way to RESET and ERROR (it is ERROR), to SQD (it is SQD already: begin
-    /// nothing new, and call [`Queues::send_queue_drained`] now or as soon as nothing is under way), and from SQE to RTS (it is RTS
-    /// already: [`SendQueue::resume_at`](crate::qp::SendQueue::resume_at) says where to go on). [`Endpoint::transmit`] follows when it is RTS.
+    /// The state of the queues is still the old one, with three exceptions. On the way to RESET and ERROR it is ERROR. On the way to SQD it is SQD already:
+    /// begin nothing new, and call [`Queues::send_queue_drained`] now or as soon as nothing is under way. From SQE to RTS it is RTS already:
+    /// [`SendQueue::resume_at`](crate::qp::SendQueue::resume_at) says where to go on. [`Endpoint::transmit`] follows when it is RTS.
     ///
     /// To RESET or ERROR: when this returns, no thread touches the program's memory for the queue pair any more.
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()>;
 
-    /// Puts in what the endpoint knows better than the program that set it (ibv_query_qp(3)): the sequence numbers that are next.
+    /// Puts in the values that the endpoint knows better than the program that set them (ibv_query_qp(3)): the next sequence numbers.
     fn query(&self, _attributes: &mut Attributes) {}
 
     /// Whether a connection manager alone connects it (iWARP).

@@ -1,5 +1,5 @@
-//! Whether anybody wants to see each packet: a capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), or a watcher that has been installed here (a
-//! trace). All are behind one look, so that the fast path pays for one branch. No transport knows who watches.
+//! Whether each packet is to be shown: to a capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), or a watcher that has been installed here (a trace).
+//! All are behind one look, so that the fast path pays for one branch. No transport knows which of them there are.
 
 use crate::log::{self, Level};
 use crate::pcap;
@@ -115,7 +115,7 @@ pub fn install(watcher: &'static dyn Packets) {
     }
 }
 
-/// Whether packets are to be shown to anybody. Cheap.
+/// Whether packets are to be shown at all. Cheap.
 #[inline]
 pub fn packets() -> bool {
     match STATE.load(Ordering::Relaxed) {
@@ -124,7 +124,7 @@ pub fn packets() -> bool {
     }
 }
 
-/// Whether somebody wants the bytes of packets, so that what has none must become packets.
+/// Whether the capture or the log wants the bytes of packets, so that messages without packets must become packets.
 #[inline]
 pub fn frames() -> bool {
     match STATE.load(Ordering::Relaxed) {
@@ -133,14 +133,14 @@ pub fn frames() -> bool {
     }
 }
 
-/// The observer that sees what packets are, if there is one.
+/// The watcher, which sees the kinds and lengths of packets, if there is one.
 pub fn watcher() -> Option<&'static dyn Packets> {
     WATCHER.get().copied()
 }
 
 #[cold]
 fn look() -> u8 {
-    // Both are found out here, whatever the first says.
+    // Both are asked here, also if the first says yes.
     let (captured, logged) = (pcap::enabled(), log::enabled(Level::Packets));
     let state = match () {
         () if captured || logged => FRAMES,

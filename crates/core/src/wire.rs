@@ -1,8 +1,8 @@
-//! What a transport does with each packet of its own before it leaves, and with each that has come before it is taken in: nothing, unless somebody
-//! has installed a [`Wire`] that loses, delays, repeats or damages packets (`adverb run --fault`).
+//! Faults of packets (`adverb run --fault`): a [`Wire`] loses, delays, repeats or damages packets of a transport before they leave, and before they are
+//! taken in when they have come. A process without one has no such faults.
 //!
-//! The transports ask at the place where packets meet the network: what they show to a capture behind it is what was on the wire. Connections
-//! within the host go by the network then, too.
+//! The transports ask at the place where packets meet the network, so a capture shows packets as they were on the wire. Connections within the host go by
+//! the network then, too.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ pub enum Direction {
     In,
 }
 
-/// What a packet is, in any transport.
+/// The kind of a packet, in any transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A part of a Send.
@@ -69,12 +69,12 @@ impl Kind {
     }
 }
 
-/// What carries packets.
+/// The medium that carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Each packet goes by itself, and the transport repeats what is lost.
     Datagrams,
-    /// TCP, which repeats and puts in order by itself: what is behind a packet waits for it.
+    /// TCP, which itself repeats and puts in order: bytes behind a packet wait for it.
     Stream,
 }
 
@@ -91,11 +91,11 @@ pub struct Passing {
     pub local: IpAddr,
     /// The length of the packet in bytes, without the headers of the network below.
     pub length: usize,
-    /// What carries it.
+    /// The medium that carries it.
     pub medium: Medium,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
     /// The packet never arrives. Not of a stream.

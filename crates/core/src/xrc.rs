@@ -1,9 +1,9 @@
 //! Extended reliable connections (XRC; the InfiniBand Architecture Specification, volume 1, annex A14): domains, in which connections and
 //! shared receive queues come together.
 //!
-//! A *target* queue pair has no queues, no completion queue and no protection domain of its own: each message names a shared receive queue of
-//! its domain, and has that one's. So the domain has a protection domain and a completion queue that no program sees; polls of a shared
-//! receive queue's completion queue drive the latter's lanes, too.
+//! A *target* queue pair has no queues, no completion queue and no protection domain of its own. Each message names a shared receive queue of its domain,
+//! and uses those of that queue. So the domain has a protection domain and a completion queue that no program sees; polls of a shared receive queue's
+//! completion queue drive the latter's lanes, too.
 
 use crate::cq::{CompletionQueue, Lane};
 use crate::device::{Context, Seat};
@@ -41,7 +41,7 @@ pub struct XrcDomain {
 /// The domain behind all that have it open.
 pub(crate) struct Members {
     file: Option<FileId>,
-    /// What target queue pairs are made with.
+    /// The objects that target queue pairs are made with.
     pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) queue: Arc<CompletionQueue>,
     lists: RwLock<Lists>,

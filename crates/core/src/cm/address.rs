@@ -59,8 +59,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// The devices that can serve the identifier, in their order. Where none has datagrams, one is still fixed for a datagram identifier, as in the
-    /// kernel: making the queue pair is what fails.
+    /// The devices that can serve the identifier, in their order. Where none has datagrams, one is still fixed for a datagram identifier, as in the kernel:
+    /// then the queue pair cannot be made.
     fn candidates(&self) -> Result<Vec<Arc<Device>>> {
         let engine = engine::engine()?;
         self.needs(engine)?;
@@ -168,7 +168,7 @@ impl Identifier {
             self.bind_locked(&mut inner, source)?;
         }
         let destination = match destination.ip() {
-            // As in the kernel: nobody in particular is this host.
+            // As in the kernel: the unspecified address stands for this host.
             IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, destination.port()).into(),
             IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, destination.port()).into(),
             _ => destination,

@@ -23,10 +23,10 @@ pub const MAXIMUM: u8 = 0xff;
 /// Connection requests that wait to be fetched, at most, and when the program does not say (net.rdma_ucm.max_backlog).
 pub const MAX_BACKLOG: u32 = 1024;
 
-/// What a program says when it connects or accepts (struct rdma_conn_param).
+/// The parameters with which a program connects or accepts (struct rdma_conn_param).
 #[derive(Clone, Copy, Default)]
 pub struct Parameters<'a> {
-    /// Depths, retries, flow control. [`MAXIMUM`] for a depth is what the device can, or when accepting, what the peer asked.
+    /// Depths, retries, flow control. [`MAXIMUM`] for a depth is the device's most, or when accepting, the depth that the peer asked for.
     pub connection: ConnectionParameters,
     /// For the peer.
     pub private_data: &'a [u8],
@@ -89,8 +89,8 @@ impl Identifier {
     /// queue pair that serves at the peer's port.
     ///
     /// # Errors
-    /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for private data that is too
-    /// long; ENOSYS for datagrams on a device that has none.
+    /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for private data that is too long. ENOSYS for
+    /// datagrams on a device that has none.
     pub fn connect(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.state != IdentifierState::RouteResolved {
@@ -140,7 +140,7 @@ impl Identifier {
         self.keep_connection(made).map_err(|error| error.context(&format!("connecting to {destination}")))
     }
 
-    /// Private data that goes in front of what the next [`Identifier::connect`] is given (`ai_connect` of rdma_getaddrinfo(3)).
+    /// Private data that goes in front of that of the next [`Identifier::connect`] (`ai_connect` of rdma_getaddrinfo(3)).
     pub fn set_connect_data(&self, data: Vec<u8>) -> Result<()> {
         self.enter()?.connect_data = data;
         Ok(())
@@ -227,7 +227,7 @@ impl Identifier {
     /// ended: no effect.
     ///
     /// # Errors
-    /// EINVAL if there was no connection, and, so that nobody waits for a second event, on a synchronous identifier whose last event was fetched.
+    /// EINVAL if there was no connection. Also on a synchronous identifier whose last event was fetched, so that no thread waits for a second event.
     pub fn disconnect(&self) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.ended && inner.synchronous {
@@ -248,7 +248,7 @@ impl Identifier {
         connection.disconnect()
     }
 
-    /// Takes what the transport made of a connect or accept. Its events may have been fetched already, and the program may have
+    /// Keeps the connection that the transport has made of a connect or accept. Its events may have been fetched already, and the program may have
     /// disconnected or destroyed the identifier in another thread.
     fn keep_connection(&self, made: Result<Box<dyn OutgoingConnection>>) -> Result<()> {
         let mut inner = self.lock();
@@ -323,8 +323,8 @@ impl Identifier {
         self.push_with(inner, EventKind::Established, 0, details);
     }
 
-    /// The device that receives a request for a local address: the one that the program has fixed, or the first like the listening one that has the address.
-    /// None: as in the kernel, the request has come to nobody who listens.
+    /// The device that receives a request for a local address: the one that the program has fixed, or the first like the listening one that has the
+    /// address. None: as in the kernel, no identifier listens for the request.
     // PRACTICE-DEVICES-3
     fn receiver(&self, listening: &Arc<Device>, local: IpAddr) -> Option<Arc<Device>> {
         if self.lock().device.is_some() {
@@ -396,7 +396,7 @@ fn waiting_request(inner: &Inner) -> Result<Arc<Device>> {
     }
 }
 
-/// What is connected.
+/// The queue pair that is connected.
 enum ConnectTarget {
     /// A queue pair that the transport takes to RTS.
     Managed(Arc<QueuePair>),
@@ -432,7 +432,7 @@ impl Depths {
         }
     }
 
-    /// What to say to the peer: what the program chose, checked against the device (`self`), or `default`.
+    /// The parameters for the peer: the program's, checked against the device (`self`), or `default`.
     fn settle(
         self,
         parameters: Option<&Parameters<'_>>,

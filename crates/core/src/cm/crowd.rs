@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Which connection gives its place to a newcomer, of many that are being made and whose peers these are, oldest first: the oldest one of
-/// the peer that has the most. So a peer that begins connections and lets them lie is in its own way. None if there are none.
+/// Of many connections that are being made, the one that gives its place to a newcomer: the oldest one of the peer that has the most. `peers` are their
+/// peers, oldest first. So a peer that begins connections and lets them lie is in its own way. None if there are none.
 ///
 /// The addresses of one [subnet] are one peer.
 pub fn first_to_go(peers: impl Iterator<Item = IpAddr>) -> Option<usize> {

@@ -8,7 +8,7 @@ use crate::transport::connections::ConnectionParameters;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
-/// What happened (`enum rdma_cm_event_type`, same numbers).
+/// The kind of an event (`enum rdma_cm_event_type`, same numbers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum EventKind {
@@ -89,7 +89,7 @@ pub struct Event {
     pub private_data: Vec<u8>,
     /// On an identifier for datagrams: where to send them, for [`EventKind::Established`] and [`EventKind::MulticastJoin`].
     pub datagram: Option<Box<DatagramPeer>>,
-    /// For [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`]: what [`Identifier::join_multicast`] was given.
+    /// For [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`]: the context of [`Identifier::join_multicast`].
     pub context: u64,
 }
 
@@ -135,7 +135,7 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// An event that nobody has fetched. It keeps no identifier alive but a new one, which belongs to it alone.
+/// An event that the program has not fetched. It keeps no identifier alive but a new one, which belongs to it alone.
 pub(super) struct Pending {
     pub(super) kind: EventKind,
     pub(super) status: i32,
@@ -144,7 +144,7 @@ pub(super) struct Pending {
     pub(super) details: Details,
 }
 
-/// What some kinds of events say beside their kind.
+/// The values of an event that only some kinds have.
 #[derive(Default)]
 pub(super) struct Details {
     pub(super) parameters: ConnectionParameters,

@@ -1,4 +1,4 @@
-//! The identifier: what it holds, its life, its place in an event channel.
+//! The identifier: its contents, its life, its place in an event channel.
 
 use super::event::{Details, Event, EventChannel, EventKind, Pending};
 use super::multicast::Membership;
@@ -113,7 +113,7 @@ pub(super) struct Inner {
 }
 
 impl FailureListener for Identifier {
-    /// Nothing will come of what was begun with the device.
+    /// Operations that were begun with the device will not end.
     fn engine_failed(&self) {
         let mut inner = self.lock();
         if !matches!(inner.state, IdentifierState::DeviceRemoval | IdentifierState::Destroying) {
@@ -164,8 +164,8 @@ impl Identifier {
         engine.failure.concerns(self.this.clone())
     }
 
-    /// A new identifier that reports on `channel`, or, without one, a synchronous identifier with a channel of its own
-    /// (rdma_create_id(3)): the front end then waits for the outcome of each call with [`Identifier::wait_event`].
+    /// A new identifier that reports on `channel` (rdma_create_id(3)). Without one it is a synchronous identifier with a channel of its own: the front end
+    /// then waits for the outcome of each call with [`Identifier::wait_event`].
     ///
     /// # Errors
     /// EMFILE when no channel can be made; ENODEV for a channel of the parent process.
@@ -487,7 +487,7 @@ impl Drop for Identifier {
             self.release();
             return;
         }
-        // What the parent's transport holds is not ours to close.
+        // The parent's transport holds objects that are not ours to close.
         let inner = self.inner.get_mut().unwrap_or_else(|e| e.into_inner());
         std::mem::forget((
             std::mem::take(&mut inner.memberships),

@@ -26,7 +26,7 @@ bitflags! {
     }
 }
 
-/// What a look-up should find (the `hints` of rdma_getaddrinfo(3)). None and 0 leave it open.
+/// The wanted result of a look-up (the `hints` of rdma_getaddrinfo(3)). None and 0 leave it open.
 #[derive(Clone, Debug, Default)]
 pub struct AddressHints {
     /// Flags.
@@ -43,7 +43,7 @@ pub struct AddressHints {
     pub destination: Option<SocketAddr>,
 }
 
-/// What a look-up found (struct rdma_addrinfo). It has neither a route nor connection data: IP needs none.
+/// A result of a look-up (struct rdma_addrinfo). It has neither a route nor connection data: IP needs none.
 #[derive(Clone, Debug, Default)]
 pub struct AddressInfo {
     /// [`AddressFlags::PASSIVE`] if the address is to listen on.
@@ -86,7 +86,7 @@ impl From<LookupError> for Error {
 /// Looks up `node` and `service` (rdma_getaddrinfo(3)); the first answer counts.
 ///
 /// # Errors
-/// EINVAL if there is neither node, service nor hints; what getaddrinfo(3) answers.
+/// EINVAL if there is neither node, service nor hints; the errors of getaddrinfo(3).
 pub fn lookup(
     node: Option<&CStr>,
     service: Option<&CStr>,
@@ -203,8 +203,8 @@ unsafe fn from_raw(address: *const libc::sockaddr, length: libc::socklen_t) -> O
 }
 
 impl Identifier {
-    /// A synchronous identifier for what a look-up found, bound if it is to listen, otherwise with address and route resolved
-    /// (rdma_create_ep(3), without the queue pair).
+    /// A synchronous identifier for a result of a look-up, bound if it is to listen, otherwise with address and route resolved (rdma_create_ep(3), without
+    /// the queue pair).
     ///
     /// # Errors
     /// EINVAL without an address; the errors of [`Identifier::bind`] and [`Identifier::resolve_address`].

@@ -36,8 +36,8 @@ impl Identifier {
     /// the time when the event is fetched.
     ///
     /// # Errors
-    /// EINVAL before an address of the host is bound or a peer resolved, for a service without datagrams, and for an address that is no
-    /// group; ENOSYS on a device without multicast.
+    /// EINVAL before an address of the host is bound or a peer resolved, for a service without datagrams, and for an address that is no group. ENOSYS on a
+    /// device without multicast.
     pub fn join_multicast(&self, group: IpAddr, context: u64) -> Result<()> {
         let mut inner = self.enter()?;
         if !matches!(inner.state, IdentifierState::AddressBound | IdentifierState::AddressResolved) {

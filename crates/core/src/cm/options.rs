@@ -1,4 +1,4 @@
-//! Options of an identifier (rdma_set_option(3)), and what has little to do on most transports.
+//! Options of an identifier (rdma_set_option(3)), and calls that have little to do on most transports.
 
 use super::event::EventKind;
 use super::identifier::{Identifier, IdentifierState};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::qp::Service;
 
 impl Identifier {
-    /// RDMA_OPTION_ID_TOS: the type of service of what the connection sends. Counts for the next bind or connect.
+    /// RDMA_OPTION_ID_TOS: the type of service of the connection's packets. Counts for the next bind or connect.
     pub fn set_type_of_service(&self, value: u8) -> Result<()> {
         self.enter()?.options.type_of_service = Some(value);
         Ok(())
@@ -61,8 +61,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// Tells the connection manager that the first message has come on the queue pair (rdma_notify(3) with IBV_EVENT_COMM_EST): the peer
-    /// says that the connection stands, even if its own word to that effect was lost. EINVAL without a connection.
+    /// Tells the connection manager that the first message has come on the queue pair (rdma_notify(3) with IBV_EVENT_COMM_EST). So the peer has established
+    /// the connection, even if its message to that effect was lost. EINVAL without a connection.
     pub fn notify(&self) -> Result<()> {
         let inner = self.enter()?;
         let connection = inner.connection.clone();

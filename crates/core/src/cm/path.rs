@@ -1,4 +1,4 @@
-//! Paths between addresses, and the queue pair attributes that follow from what two sides have agreed on (InfiniBand).
+//! Paths between addresses, and the queue pair attributes that follow from the terms of both sides (InfiniBand).
 
 use crate::attributes::{Gid, GidKind, gid_of};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::qp::{AttributeMask, Attributes, Path, Service, State};
 use crate::transport::connections::Agreement;
 use std::net::{IpAddr, SocketAddr};
 
-/// Hop limit of paths: what Linux gives to IP packets.
+/// Hop limit of paths, as Linux gives it to IP packets.
 // ROCE-29
 const HOP_LIMIT: u8 = 64;
 

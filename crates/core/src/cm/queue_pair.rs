@@ -67,7 +67,7 @@ impl Identifier {
         self.enter().ok()?.queue_pair.take()
     }
 
-    /// What a program that manages its queue pair itself passes to ibv_modify_qp(3) to reach `state` (rdma_init_qp_attr(3)).
+    /// The attributes that a program which manages its queue pair itself passes to ibv_modify_qp(3) to reach `state` (rdma_init_qp_attr(3)).
     ///
     /// # Errors
     /// EINVAL without a device, for a state other than INIT, RTR and RTS, and, where the peer has a say, for the last two before it has spoken.
@@ -104,7 +104,7 @@ impl Identifier {
         Ok((attributes, mask))
     }
 
-    /// What both sides have said, from the peer's request or answer on.
+    /// The terms of both sides, from the peer's request or answer on.
     fn agreement(&self) -> Result<Agreement> {
         let inner = self.enter()?;
         let asked = inner.incoming.as_ref().and_then(|incoming| incoming.agreement());

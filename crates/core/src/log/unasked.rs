@@ -1,4 +1,4 @@
-//! Lines that nobody has asked for, among the errors of a program.
+//! Warnings without a level that the user has set, among the errors of a program.
 
 use super::write_to;
 use std::io;

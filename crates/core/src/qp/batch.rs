@@ -161,7 +161,7 @@ impl<'a> SendBatch<'a> {
     pub fn abort(&mut self) {
         self.next = self.first;
     }
-    /// Ends the post: what is queued is visible, and on its way.
+    /// Ends the post: the requests that are queued become visible, and are on their way.
     #[inline(always)]
     pub(super) fn finish(self) {
         let Self { queues, endpoint, guard, start, first, next, follows, .. } = self;

@@ -1,4 +1,4 @@
-//! What another process may be told of a queue pair ([`crate::inspect`]).
+//! The description of a queue pair for another process ([`crate::inspect`]).
 
 use super::QueuePair;
 use super::queues::Receives;

@@ -1,4 +1,4 @@
-//! Why requests fail and are refused: what the log says of it, and the number that the completion carries. Only where something has failed already.
+//! Why requests fail and are refused: the lines of the log, and the number that the completion carries. Only after a failure.
 
 use super::{Queues, ReceiveWork, SendWork};
 use crate::heard::{self, EngineFinding};
@@ -7,7 +7,7 @@ use crate::memory::{Access, AccessError, User};
 use crate::request::{Cause, Opcode, SendFlags, Sge, Status};
 
 impl Queues {
-    /// A request of the peer is refused because of this key; `error` is what the key table said.
+    /// A request of the peer is refused because of this key; `error` is the answer of the key table.
     #[cold]
     #[inline(never)]
     pub fn refuse_memory(
@@ -163,7 +163,7 @@ impl Queues {
     }
 }
 
-/// What a peer wants that needs these rights.
+/// The operations for which a peer needs these rights, in words.
 fn wanted(rights: Access) -> &'static str {
     if rights.contains(Access::REMOTE_WRITE) {
         "write"

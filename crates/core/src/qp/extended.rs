@@ -1,5 +1,5 @@
-//! The receiving side of queue pairs without a receive queue: each message of XRC takes its receive from the shared receive queue that it
-//! names, each frame of a queue pair that spreads them from the work queue that its hash chooses.
+//! The receiving side of queue pairs without a receive queue. Each message of XRC takes its receive from the shared receive queue that it names. A queue
+//! pair that spreads frames takes the receive of each from the work queue that its hash chooses.
 
 use super::{Queues, ReceiveWork, Receives};
 use crate::event::AsyncEventKind;

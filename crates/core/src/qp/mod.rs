@@ -42,7 +42,7 @@ use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Sizes of a queue pair (struct ibv_qp_cap). What is asked for may be rounded up.
+/// Sizes of a queue pair (struct ibv_qp_cap). The sizes that a program asks for may be rounded up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// Outstanding send requests.
@@ -404,15 +404,16 @@ impl QueuePair {
             // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
             self.queues.enter_error();
         } else if matches!((from, transition.to), (State::Rts, State::Sqd) | (State::Sqe, State::Rts)) {
-            // Also first: into SQD, so that nothing new begins while the endpoint looks for what is under way; out of SQE, so that
-            // what the endpoint finds in the queue is to be sent and not to be flushed.
+            // Also first. Into SQD, so that nothing new begins while the endpoint looks for requests under way. Out of SQE, so that requests that the
+            // endpoint finds in the queue are to be sent and not to be flushed.
             // IB-QP-6, IB-QP-7
             self.queues.drained.store(false, Ordering::SeqCst);
             self.queues.drained_notify.store(next.sqd_notify, Ordering::SeqCst);
             moves_first = true;
             self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        // No thread carries out a request as it posts it by what was true before. The second time finds what the transmitter has installed until the endpoint changed.
+        // No thread carries out a request as it posts it by the terms of before. The second call takes away an object that the transmitter has installed
+        // before the endpoint changed.
         self.queues.send.queue_all();
         let modified = self.endpoint.modify(transition, &next);
         self.queues.send.queue_all();
@@ -461,7 +462,7 @@ impl QueuePair {
         self.post_sends(|batch| batch.post(request))
     }
 
-    /// Posts several with one doorbell: what `fill` has pushed when it returns, in success or failure, is on its way.
+    /// Posts several with one doorbell: the requests that `fill` has pushed when it returns, in success or failure, are on their way.
     #[inline]
     pub fn post_sends<T, E: From<PostError>>(
         &self,

@@ -79,7 +79,7 @@ impl Queues {
         let (target, length) = (target as usize, work.length as usize);
         if work.flags.contains(SendFlags::INLINE) {
             let source = self.send.inline_address(work) as usize;
-            // SAFETY: the target is the caller's to write. The source is in the words of the request, which stay until the queue pair is destroyed, and
+            // SAFETY: the target is the caller's to write. The source is in the words of the request, which stay until the queue pair is destroyed. They
             // are as many as the length that was checked as the request was posted.
             return unsafe { memory::copy_between(target, source, length) }.map_err(|_| PayloadError::Fault);
         }
@@ -137,8 +137,8 @@ impl Queues {
             .map_err(|_| PayloadError::Fault)
     }
 
-    /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for
-    /// somebody who reads them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
+    /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for a reader that
+    /// fetches them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
     ///
     /// # Errors
     /// As of [`Queues::gather`], whose checks it makes.
@@ -298,7 +298,7 @@ impl Queues {
         (process, address, by_file): (&Process, u64, bool),
     ) -> Result<(), PayloadError> {
         let fault = |process::CopyRefusal| PayloadError::Fault;
-        // The keys of what goes through a buffer are free while the kernel copies.
+        // The keys of payload that goes through a buffer are free while the kernel copies.
         if work.flags.contains(SendFlags::INLINE) || length as usize <= process::SHORT {
             let mut bytes = [0; process::SHORT];
             let mut done = 0;

@@ -50,9 +50,9 @@ pub struct Queues {
     pub(super) signal_all: bool,
     context: Arc<Context>,
     pub(super) state: AtomicU8,
-    /// Set once everything was flushed: what is posted from then on is flushed by its poster.
+    /// Set once everything was flushed: from then on each posting thread flushes its own requests.
     flushed: AtomicBool,
-    /// The queue pair is being destroyed or reset: what is flushed from then on is not reported, and cannot fill up the completion queue.
+    /// The queue pair is being destroyed or reset: requests that are flushed from then on are not reported, and cannot fill up the completion queue.
     pub(super) silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     pub(super) allowed: AtomicU32,
@@ -110,7 +110,7 @@ pub(super) enum Receives {
     /// In one that it shares.
     Shared {
         queue: Arc<SharedReceiveQueue>,
-        /// What messages of this queue pair have taken.
+        /// The receives that messages of this queue pair have taken.
         held: ReceiveCounts,
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
@@ -206,12 +206,12 @@ impl Queues {
         State::from_number(self.state.load(Ordering::SeqCst).into()).unwrap_or(State::Error)
     }
 
-    /// With what the last request failed that was not only flushed.
+    /// The status of the last request that failed and was not only flushed.
     pub fn last_failure(&self) -> Option<Status> {
         self.failed.get()
     }
 
-    /// What peers may do on this queue pair, as the program set it: bits of [`crate::memory::Access`].
+    /// The peers' rights on this queue pair, as the program set them: bits of [`crate::memory::Access`].
     pub fn access(&self) -> u32 {
         self.access.load(Ordering::Relaxed)
     }
@@ -234,7 +234,7 @@ impl Queues {
         moved
     }
 
-    /// Invalidates `key` because the connected peer says so. `domain`: number of the protection domain of what the peer may use.
+    /// Invalidates `key` because the connected peer says so. `domain`: number of the protection domain whose memory the peer may use.
     ///
     /// # Errors
     /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has other connections, which the
@@ -271,8 +271,8 @@ impl Queues {
         self.context.protection_domain(self.domain)?.regions_if_few(most)
     }
 
-    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the
-    /// program's memory any more, and calls [`Queues::flush`].
+    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that no thread touches the program's memory any
+    /// more, and calls [`Queues::flush`].
     pub fn enter_error(&self) -> bool {
         if self.is_stream.swap(false, Ordering::SeqCst) {
             self.streams.leave();
@@ -291,9 +291,9 @@ impl Queues {
         }
     }
 
-    /// A send of an unreliable queue pair failed: its send queue goes to SQE, the request ends with `status`, those behind it are
-    /// flushed, and the transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be
-    /// complete. For the thread with the transmit lock.
+    /// A send of an unreliable queue pair failed. Its send queue goes to SQE, the request ends with `status`, and those behind it are flushed. The
+    /// transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be complete. For the thread with the
+    /// transmit lock.
     pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
         cursor.halt();
         // IB-QP-8
@@ -365,8 +365,8 @@ impl Queues {
         self.send.pass(self, sequence, self.reports(request.flags).then_some((request, length)));
     }
 
-    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's
-    /// receive lock; what is taken must be completed, before [`Queues::flush`] at the latest.
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the thread with the transport's receive lock. The
+    /// receive must be completed, before [`Queues::flush`] at the latest.
     #[inline(always)]
     pub fn take_receive(&self) -> Option<ReceiveWork> {
         // By its fields: so it is in no memory.
@@ -536,7 +536,7 @@ impl Queues {
         }
     }
 
-    /// What is posted once everything has been flushed, its poster flushes.
+    /// The posting thread flushes its own requests if everything has been flushed before.
     pub(super) fn flush_late_posts(&self) {
         match self.state() {
             State::Error if self.flushed.load(Ordering::SeqCst) => self.flush(),

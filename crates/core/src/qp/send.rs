@@ -41,10 +41,10 @@ pub struct SendQueue {
     retire: Lock<()>,
 }
 
-/// What belongs to the thread that posts.
+/// The state of the thread that posts.
 #[derive(Default)]
 pub(super) struct Posting {
-    /// What carries out one-sided requests.
+    /// Carries out one-sided requests as they are posted.
     pub(super) one_sided: Option<Box<dyn OneSided>>,
 }
 
@@ -199,7 +199,7 @@ impl SendQueue {
         self.slot(sequence).0[3].load(Ordering::Relaxed) as u32
     }
 
-    /// The request under the cursor, which steps over what was carried out as it was posted.
+    /// The request under the cursor, which steps over requests that were carried out as they were posted.
     #[inline]
     pub fn peek(&self, cursor: &mut SendCursor) -> Option<SendWork> {
         let posted = self.posted.load(Ordering::Acquire);
@@ -520,8 +520,8 @@ impl SendQueue {
         self.retired.load(Ordering::Acquire) == self.posted.load(Ordering::Relaxed)
     }
 
-    /// Has one-sided requests carried out as they are posted from now on, by what `make` makes, until the program modifies the queue pair. Nothing if that is so already, or if
-    /// another thread posts at this instant. For the transmitter.
+    /// Has one-sided requests carried out as they are posted from now on, by the object that `make` returns, until the program modifies the queue pair. No
+    /// effect if there is one already, or if another thread posts at this instant. For the transmitter.
     pub fn install(&self, make: impl FnOnce() -> Option<Box<dyn OneSided>>) {
         if self.has_one_sided.load(Ordering::Relaxed) {
             return;

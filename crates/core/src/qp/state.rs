@@ -1,5 +1,5 @@
-//! The queue pair state machine, as one table: which transition needs which attributes and which it may carry
-//! (ibv_modify_qp(3); for InfiniBand the modifiers of Modify Queue Pair in the InfiniBand Architecture Specification, volume 1, section 11.2.4.2).
+//! The queue pair state machine, as one table: the attributes that each transition needs, and those that it may carry (ibv_modify_qp(3)). For InfiniBand,
+//! these are the modifiers of Modify Queue Pair in the InfiniBand Architecture Specification, volume 1, section 11.2.4.2.
 
 use crate::error::{Error, Result};
 use crate::request::Opcode;
@@ -45,7 +45,7 @@ impl Service {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {
-    /// Just made: takes no requests.
+    /// New: takes no requests.
     Reset = 0,
     /// Takes receives.
     Init = 1,
@@ -182,7 +182,7 @@ pub struct Attributes {
     pub sq_psn: u32,
     /// The peer's queue pair number.
     pub destination: u32,
-    /// What peers may do: bits of [`crate::memory::Access`].
+    /// The peers' rights: bits of [`crate::memory::Access`].
     pub access: u32,
     /// The path.
     pub path: Path,
@@ -255,7 +255,7 @@ const fn m(parts: &[M]) -> M {
 const INIT_CONNECTED: M = m(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
 const INIT_DATAGRAM: M = m(&[M::PKEY_INDEX, M::PORT, M::QKEY]);
 const ADDRESS: M = m(&[M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN]);
-/// What a queue pair needs that sends requests and waits for answers, and one that answers.
+/// The attributes of a queue pair that sends requests and waits for answers, and of one that answers.
 const REQUESTER: M = m(&[M::TIMEOUT, M::RETRY_COUNT, M::RNR_RETRY, M::MAX_QP_RD_ATOMIC]);
 const RESPONDER: M = m(&[M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
 const RTR_OPTIONS: M = m(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]);
@@ -373,7 +373,8 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// What of a modification counts. Programs set up both ends of XRC like RC, and as in Linux what has no meaning for one is not looked at.
+/// The attributes of a modification that count. Programs set up both ends of XRC like RC. As in Linux, attributes without a meaning for an end are not
+/// looked at.
 // IB-XRC-9
 pub(super) fn meant(service: Service, mask: M) -> M {
     match service {

@@ -68,7 +68,7 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
     Ok(())
 }
 
-/// Sequence numbers have 24 bits; what is above them is not looked at.
+/// Sequence numbers have 24 bits; the bits above them are not looked at.
 pub(super) fn masked(attributes: &Attributes) -> Attributes {
     Attributes {
         rq_psn: attributes.rq_psn & MAX_24_BITS,

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::memory::{Access, AccessError};
 use crate::request::Sge;
 
-/// What the program expects of the bytes.
+/// The use that the program expects to make of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// The bytes will be read.
@@ -20,8 +20,8 @@ pub enum Advice {
 /// first access would not do as well.
 ///
 /// # Errors
-/// EFAULT for bytes outside their region or of the address space, and for a key that is none; EPERM for a region of another protection
-/// domain, or one that may not be written.
+/// EFAULT for bytes outside their region or of the address space, and for a key that is none. EPERM for a region of another protection domain, or one that
+/// may not be written.
 pub fn advise(domain: &ProtectionDomain, advice: Advice, wait: bool, elements: &[Sge]) -> Result<()> {
     domain.context().born.check()?;
     let keys = &domain.context().engine().keys;

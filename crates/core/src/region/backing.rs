@@ -1,4 +1,4 @@
-//! Memory that the engine provides: device memory, what descriptors map, and the memory behind a null region.
+//! Memory that the engine provides: device memory, mappings of descriptors, and the memory behind a null region.
 
 use super::{MemoryRegion, ProtectionDomain};
 use crate::device::{Context, Device, Seat};
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 pub(crate) enum Backing {
     /// The program's own pages.
     Program,
-    /// The engine's own pages, which nobody changes while a request in flight reads them.
+    /// The engine's own pages, which no thread changes while a request in flight reads them.
     Immutable,
     /// The null memory, which stays for ever.
     Null,
@@ -25,7 +25,7 @@ pub(crate) enum Backing {
     Device(Arc<DeviceMemory>),
     /// Pages of another process, whose end is watched for.
     Imported(#[expect(dead_code, reason = "held for its end")] View, Arc<Watch>),
-    /// What a descriptor maps.
+    /// A mapping of a descriptor.
     Mapped(#[expect(dead_code, reason = "held for its end")] Mapping),
 }
 
@@ -65,7 +65,7 @@ impl Pages {
     }
 }
 
-/// What offsets and lengths of copies are multiples of, as adapters want it.
+/// Offsets and lengths of copies are multiples of this, as adapters want it.
 const GRAIN: u64 = 4;
 
 impl DeviceMemory {
@@ -118,7 +118,7 @@ impl DeviceMemory {
     /// Address of `length` bytes at `offset`.
     ///
     /// # Errors
-    /// EFAULT for bytes that are not there; EINVAL for what is not a multiple of 4.
+    /// EFAULT for bytes that are not there; EINVAL for an offset or length that is not a multiple of 4.
     fn place(&self, offset: u64, length: usize) -> Result<usize> {
         if offset.checked_add(length as u64).is_none_or(|end| end > self.length as u64) {
             let what = format!("{length} bytes at {offset}: the device memory has {}", self.length);
@@ -141,7 +141,7 @@ impl DeviceMemory {
     /// Copies into it.
     ///
     /// # Errors
-    /// EFAULT for bytes that are not there; EINVAL for what is not a multiple of 4.
+    /// EFAULT for bytes that are not there; EINVAL for an offset or length that is not a multiple of 4.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<()> {
         let address = self.place(offset, source.len())?;
         // SAFETY: inside the mapping, which peers may change as well.
@@ -217,8 +217,8 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Registers `length` bytes at `offset` of what `descriptor` maps (ibv_reg_dmabuf_mr(3)): a DMA buffer that the CPU can reach, or any other
-/// file that can be mapped.
+/// Registers `length` bytes at `offset` of the file of `descriptor` (ibv_reg_dmabuf_mr(3)): a DMA buffer that the CPU can reach, or any other file that can
+/// be mapped.
 ///
 /// # Errors
 /// EOPNOTSUPP for a descriptor that cannot be mapped, as a device without such buffers answers; EINVAL for bytes that are not there; and else as
@@ -232,7 +232,7 @@ pub fn register_descriptor(
     access: Access,
 ) -> Result<Arc<MemoryRegion>> {
     domain.context().born.check()?;
-    // SAFETY: asks for the size; what has no position, such as a DMA buffer of old kernels, answers with an error.
+    // SAFETY: asks for the size; a file without a position, such as a DMA buffer of old kernels, answers with an error.
     let size = unsafe { libc::lseek(descriptor, 0, libc::SEEK_END) };
     // PRACTICE-CALL-3
     let cannot = |why: &dyn std::fmt::Display| {

@@ -186,7 +186,7 @@ pub struct MemoryRegion {
     importers: Mutex<Vec<Weak<Answering>>>,
 }
 
-/// What changes of a region (ibv_rereg_mr(3)).
+/// The changes to a region (ibv_rereg_mr(3)).
 #[derive(Default)]
 pub struct Reregistration {
     /// Another protection domain.
@@ -201,12 +201,11 @@ impl MemoryRegion {
     /// Registers `length` bytes at `address`, which peers and scatter/gather elements call by `iova` on.
     ///
     /// # Errors
-    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write, or flushes to persistence; EFAULT for a range that is not mapped, or
-    /// (from Linux 6.11 on) not mapped for what the region permits;
-    /// ENOMEM when the device's keys have run out.
+    /// EINVAL for an empty or wrapping range, for remote write or atomics without local write, and for flushes to persistence. EFAULT for a range that is
+    /// not mapped, or (from Linux 6.11 on) whose mapping lacks a right that the region gives. ENOMEM when the device's keys have run out.
     ///
     /// # Safety
-    /// The caller answers for what local requests and, as far as `access` goes, peers do to these bytes until deregistration.
+    /// Until deregistration, the caller answers for all uses of these bytes by local requests, and by peers as far as `access` permits.
     // RFC5041-8.3-1, RFC5041-8.3.1-1
     pub unsafe fn register(
         domain: &Arc<ProtectionDomain>,
@@ -236,7 +235,7 @@ impl MemoryRegion {
             let kind = if matches!(backing, Backing::Immutable) { Kind::Immutable } else { Kind::Program };
             Entry { kind, ..Self::check(domain, address, length, iova, access)? }
         };
-        // What the engine has mapped is there, for what it is used for.
+        // Memory that the engine has mapped is there, with the rights that it is mapped for.
         if matches!(backing, Backing::Program) {
             domain.context().engine().mappings.check(&entry)?;
         }
@@ -258,7 +257,7 @@ impl MemoryRegion {
         Self::backed(domain, address, length, iova, access, Backing::Imported(pages, watch))
     }
 
-    /// A region that no address is outside of: what is read there is zero, and what is written is gone (ibv_alloc_null_mr(3)).
+    /// A region that no address is outside of: reads find zeros, and writes have no effect (ibv_alloc_null_mr(3)).
     ///
     /// # Errors
     /// ENOMEM when the device's keys, or the address space, have run out.
@@ -301,7 +300,7 @@ impl MemoryRegion {
         region
     }
 
-    /// What the key of such a region opens, if there can be such a region.
+    /// The entry of such a region's key, if there can be such a region.
     fn check(
         domain: &ProtectionDomain,
         address: usize,
@@ -341,7 +340,7 @@ impl MemoryRegion {
         Ok(Entry { address, length, iova, access, domain: domain.number, window: None, kind: Kind::Program })
     }
 
-    /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, nobody uses the old bytes or rights any more, and this
+    /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, no thread and no peer uses the old bytes or rights any more. This
     /// handle is as if deregistered: the new one stands for the region. On an error nothing has changed.
     ///
     /// # Errors
@@ -371,7 +370,7 @@ impl MemoryRegion {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Err(Error::invalid("the memory region is not registered any more"));
         }
-        // SAFETY: whoever ends the handle owns the key; it goes on to the new handle.
+        // SAFETY: the thread that sets `ended` owns the key; it goes on to the new handle.
         unsafe { keys.replace(self.key, entry) };
         self.end_move();
         lock(&self.domain.regions).remove(&self.key);
@@ -380,7 +379,7 @@ impl MemoryRegion {
         Ok(Self::of(domain, &entry, self.key, Backing::Program))
     }
 
-    /// What the region's memory is, and what has become of it, as far as can be told without a look at its pages.
+    /// The kind of the region's memory, and whether its pages have been moved, as far as can be told without a look at them.
     pub fn memory(&self) -> Memory {
         if matches!(self.backing, Backing::Immutable | Backing::Null) {
             return Memory::Closed;
@@ -397,8 +396,8 @@ impl MemoryRegion {
         Memory::Unmoved(refusal.unwrap_or(Refusal::Later))
     }
 
-    /// What the region's memory is, as of [`MemoryRegion::memory`], after a look whether the program shares it by itself.
-    /// The look takes some ten microseconds.
+    /// The kind of the region's memory, as of [`MemoryRegion::memory`], after a look whether the program itself shares it. The look takes some ten
+    /// microseconds.
     pub fn look_at_memory(&self) -> Memory {
         match self.memory() {
             Memory::Unmoved(_)
@@ -435,13 +434,13 @@ impl MemoryRegion {
                 line.change(&text);
                 *before = choice;
             }
-            // Who ends it takes the line back afterwards.
+            // The thread that ends the region sets `ended` first, and takes the line back afterwards, under this lock.
             None if self.ended.load(Ordering::SeqCst) => {}
             none => *none = Some((choice, self.domain.context().engine().page.say(&text))),
         }
     }
 
-    /// A peer of this host may reach it. True the first time that somebody says so.
+    /// A peer of this host may reach the region. True for the first call.
     pub fn foresee(&self) -> bool {
         !self.foreseen.swap(true, Ordering::Relaxed)
     }
@@ -456,10 +455,10 @@ impl MemoryRegion {
         look(&lock(&self.moved))
     }
 
-    /// Has its pages moved to where an importer can map them, with nobody in them meanwhile. At a safe point ([`moved::at_safe_point`]).
+    /// Has its pages moved to where an importer can map them, while no thread and no peer uses them. At a safe point ([`moved::at_safe_point`]).
     pub(crate) fn move_for_importer(self: &Arc<Self>) -> std::result::Result<Place, Refusal> {
         let keys = &self.domain.context().engine().keys;
-        // Nobody is troubled in vain.
+        // First the cheap look: to have the bytes alone makes other threads wait.
         let answer = moved::might(self).and_then(|()| {
             keys.alone(self.address, self.length, || {
                 moved::share(std::slice::from_ref(self)).pop().unwrap_or(Err(Refusal::Busy))
@@ -482,7 +481,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Processes that have imported it are told that their keys open nothing any more. Nobody waits for them.
+    /// Tells processes that have imported the region that their keys open nothing any more. Waits for none of them.
     fn tell_importers(&self) {
         for importer in std::mem::take(&mut *lock(&self.importers)).iter().filter_map(Weak::upgrade) {
             importer.tell_end();
@@ -508,7 +507,7 @@ impl MemoryRegion {
         self.key
     }
 
-    /// What peers and scatter/gather elements call the first byte by.
+    /// The address by which peers and scatter/gather elements name the first byte.
     pub(crate) fn iova(&self) -> u64 {
         self.iova
     }
@@ -553,7 +552,7 @@ impl MemoryRegion {
         Err(Error::busy("memory windows are bound to the region: unbind them first"))
     }
 
-    /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Windows that are bound to it open
+    /// Ends the registration (ibv_dereg_mr(3)). When it returns, no thread and no peer touches the bytes any more. Windows that are bound to it open
     /// nothing from then on. Again: no effect.
     // RFC5041-8.3-2, RFC5041-8.3.1-2
     pub fn deregister(&self) {

@@ -1,4 +1,4 @@
-//! Pages that are mapped, registered, and unmapped when nobody can touch them any more.
+//! Pages that are mapped, registered, and unmapped when no thread and no peer can touch them any more.
 
 use super::backing::Backing;
 use super::{MemoryRegion, ProtectionDomain};
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Registered pages of an owner in this process who is not the program: the Rust API, rsockets. All zero at first. Thread-safe.
+/// Registered pages of an owner in this process other than the program: the Rust API, rsockets. All zero at first. Thread-safe.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
@@ -34,8 +34,8 @@ struct Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // SAFETY: our own mapping. Nobody touches it any more: no buffer or region of the program refers to it (each holds the
-        // allocation), and deregistration has ended what the engine was doing with it.
+        // SAFETY: our own mapping. No thread touches it any more: no buffer or region of the program refers to it (each holds the allocation), and
+        // deregistration has ended the engine's uses of it.
         unsafe { libc::munmap(self.start, self.length) };
     }
 }
@@ -70,7 +70,7 @@ impl Pages {
         Self::backed(domain, length, access, Backing::Program)
     }
 
-    /// `length` bytes that only requests of this side use, and that nobody changes while a request reads them.
+    /// `length` bytes that only requests of this side use, and that no thread changes while a request reads them.
     ///
     /// # Errors
     /// As [`Pages::new`].
@@ -151,7 +151,7 @@ impl Pages {
         self.start.as_ptr() as usize + offset
     }
 
-    /// Copies the bytes from `offset` on into `target`. What a peer changes meanwhile may be seen half way.
+    /// Copies the bytes from `offset` on into `target`. Bytes that a peer changes meanwhile may be seen half way.
     ///
     /// # Panics
     /// If the range passes the end.
@@ -180,7 +180,7 @@ impl Pages {
     /// If the range passes the end.
     ///
     /// # Safety
-    /// Nobody has a reference to these bytes.
+    /// There is no reference to these bytes.
     pub unsafe fn write(&self, offset: usize, source: &[u8]) {
         let target = self.at(offset, source.len());
         // SAFETY: our own pages, which are mapped as long as `self`; the caller vouches that the bytes are not borrowed.
@@ -211,7 +211,7 @@ impl Pages {
     /// If the range passes the end.
     ///
     /// # Safety
-    /// Nobody has a reference to the bytes here; the program gave the memory at `source` to be read.
+    /// There is no reference to the bytes here; the program gave the memory at `source` to be read.
     pub unsafe fn copy_in(
         &self,
         offset: usize,

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Receives a message and what came with it. Never waits. Returns its length, as far as it has room in `buffer`, and the flags of the answer.
+/// Receives a message, its descriptors and its sender. Never waits. Returns its length, as far as it has room in `buffer`, and the flags of the answer.
 pub(super) fn receive_message(
     fd: RawFd,
     buffer: &mut [u8],
@@ -14,8 +14,8 @@ pub(super) fn receive_message(
 ) -> io::Result<(usize, libc::c_int, Along)> {
     let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut along = Along::default();
-    // SAFETY: the header names live locals. What the kernel says of control messages lies within the buffer that it was given; the
-    // descriptors in them are new and nobody's.
+    // SAFETY: the header names live locals. The kernel's control messages lie within the buffer that it was given. The descriptors in them are new, and no
+    // other part of the process has them.
     let (count, flags) = unsafe {
         let mut head: libc::msghdr = zeroed();
         head.msg_iov = &raw mut vector;
@@ -38,7 +38,7 @@ pub(super) fn receive_message(
             if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_CREDENTIALS {
                 let sender: libc::ucred = std::ptr::read_unaligned(libc::CMSG_DATA(message).cast());
                 along.sender = Some(sender.pid);
-                // Somebody without a number here, of a user without one, may be anybody.
+                // A user without a number here stands for any other such user.
                 along.is_same_user =
                     Some(sender.uid) == own_user() && (sender.pid > 0 || sender.uid != overflow());
             }
@@ -65,7 +65,7 @@ pub(super) enum NextMessage {
 /// # Errors
 /// EAGAIN if there is none now.
 pub(super) fn peek(fd: RawFd) -> io::Result<NextMessage> {
-    // There is room for the sender, who is named first, and none for descriptors.
+    // There is room for the sender, which is named first, and none for descriptors.
     let (count, flags, along) = receive_message(fd, &mut [0; 1], &mut [0; SENDER_CONTROL], libc::MSG_PEEK)?;
     Ok(if flags & libc::MSG_CTRUNC != 0 || !along.descriptors.is_empty() {
         NextMessage::WithDescriptors

@@ -1,6 +1,6 @@
 //! Where in the tree of devices an RDMA device stands, and which processors are near.
 //!
-//! A device that nobody has given a place is part of a platform device of its own: it has all that programs look for in an adapter, and is none.
+//! A device without a place of its user's choice is part of a platform device of its own: it has all that programs look for in an adapter, and is none.
 
 use crate::description::{Bus, Description, Slot, Tree, bus_name, bus_of};
 use std::fs;
@@ -11,7 +11,7 @@ const OWN_DOMAIN: u32 = 0x1000;
 /// A place in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The folder of what the device is part of.
+    /// The folder of the adapter or platform device that the device is part of.
     pub(super) path: String,
     /// The folder of the PCI bus at the top.
     pub(super) root: String,
@@ -23,7 +23,7 @@ pub(super) struct Place {
 pub(super) fn of(devices: &[&Description], machine_has: &dyn Fn(Bus) -> bool) -> Vec<Place> {
     let mut tree = Tree::default();
     for device in devices.iter().filter(|device| !device.pci.is_empty()) {
-        // What a list asks for has been looked at when it was read.
+        // The places that a list asks for were checked when it was read.
         let _ = tree.take(&device.pci);
     }
     devices
@@ -48,8 +48,8 @@ fn at(slots: Vec<Slot>) -> Place {
     Place { path, root, slots }
 }
 
-/// A slot below a root port, on buses that neither the machine nor the list has: in the first domain 32 buses for each of the first nodes, else in a
-/// domain of our own.
+/// A slot below a root port, on buses that neither the machine nor the list has. In the first domain, 32 buses are for each of the first nodes; other nodes
+/// have a domain of our own.
 fn free(node: u32, tree: &mut Tree, machine_has: &dyn Fn(Bus) -> bool) -> Vec<Slot> {
     let first = 0x11 + (node % 4) * 0x38;
     let domains = [0].into_iter().chain(OWN_DOMAIN..);

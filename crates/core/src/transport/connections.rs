@@ -1,4 +1,4 @@
-//! What the generic part of connection management asks of a transport.
+//! Connection management of a transport, as the generic part calls it.
 
 use crate::error::{Error, Result};
 use crate::qp::{Path, QueuePair, Service};
@@ -52,7 +52,7 @@ impl PortSpace {
     }
 }
 
-/// What the two sides of a connection have agreed on, as far as the attributes of our queue pair follow from it.
+/// The terms of both sides of a connection, as far as the attributes of our queue pair follow from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Service of the queue pairs.
@@ -79,10 +79,10 @@ pub struct Agreement {
     pub rnr_retry_count: u8,
 }
 
-/// What both sides of a connection agree on (struct rdma_conn_param).
+/// The terms of a connection (struct rdma_conn_param).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionParameters {
-    /// Inbound reads and atomics that this side takes at once (IRD); in an event: what the peer can use.
+    /// Inbound reads and atomics that this side takes at once (IRD); in an event: those that the peer can use.
     pub responder_resources: u8,
     /// Outbound reads and atomics that this side starts at once (ORD).
     pub initiator_depth: u8,
@@ -100,7 +100,7 @@ pub struct ConnectionParameters {
     pub qkey: u32,
 }
 
-/// What happened on a connection.
+/// An event of a connection.
 #[derive(Clone, Debug)]
 pub enum ConnectionEvent {
     /// The peer agreed, and waits until the program, which manages the queue pair itself, has made it ready and calls
@@ -119,9 +119,9 @@ pub enum ConnectionEvent {
         /// The peer's.
         private_data: Vec<u8>,
     },
-    /// The peer refused it, or nobody listens.
+    /// The peer refused it, or no process listens.
     Rejected {
-        /// Nobody listens.
+        /// No process listens.
         nobody_listens: bool,
         /// A reason: an errno, negative as in struct rdma_cm_event, or a transport's reject code.
         status: i32,
@@ -138,7 +138,7 @@ pub enum ConnectionEvent {
         /// A negative errno.
         status: i32,
     },
-    /// An established connection has ended, whoever ended it and however. The queue pair is in error. The last event, but for
+    /// An established connection has ended, by either side and for any reason. The queue pair is in error. The last event, but for
     /// [`ConnectionEvent::TimewaitExit`].
     Disconnected,
     /// Late packets of the ended connection can no longer arrive (InfiniBand only).
@@ -204,7 +204,7 @@ pub trait IncomingConnection: Send + Sync {
     fn service(&self) -> Service {
         Service::Rc
     }
-    /// What the attributes of our queue pair follow from, on a transport where a program can set them itself (InfiniBand).
+    /// The terms from which the attributes of our queue pair follow, on a transport where a program can set them itself (InfiniBand).
     fn agreement(&self) -> Option<Agreement> {
         None
     }
@@ -235,10 +235,10 @@ pub trait IncomingConnection: Send + Sync {
 pub trait OutgoingConnection: Send + Sync {
     /// Our address.
     fn local(&self) -> Option<SocketAddr>;
-    /// Ends it in order (rdma_disconnect(3)): what was posted before still goes out, the queue pair goes to error, and
+    /// Ends it in order (rdma_disconnect(3)): requests that were posted before still go out, then the queue pair goes to error.
     /// [`ConnectionEvent::Disconnected`] follows, or if it does not stand yet, [`ConnectionEvent::Failed`]. Again: no effect.
     fn disconnect(&self) -> Result<()>;
-    /// What the attributes of the queue pair follow from, once the peer has answered (InfiniBand).
+    /// The terms from which the attributes of the queue pair follow, once the peer has answered (InfiniBand).
     fn agreement(&self) -> Option<Agreement> {
         None
     }
