@@ -3,9 +3,9 @@
 //! Nothing is asked of the other process, and nothing of it changes. The list of its mappings (`/proc/PID/maps`) says which file the bytes are of. That file is had by
 //! `/proc/PID/map_files`, which is for privileged processes, by the number of the segment, or by a descriptor that the program has open for it.
 //!
-//! The program may unmap the bytes at any time, put something else in their place, or protect them. So the list is asked before each use ([`Common::at`]) whether they
-//! are of the same place of the same file still, and may be used in this way: a file that is mapped here stays what it is called in that list. If not, the kernel copies. A
-//! program that changes it while a request of a peer is under way has that request in the old place or the new one.
+//! The program may unmap the bytes at any time, put something else in their place, or protect them. So before each use ([`Common::at`]) the list is asked
+//! whether they are still of the same place of the same file, and may be used in this way. A file that is mapped here keeps its name in that list. If the
+//! answer is no, the kernel copies. If a program changes its memory while a request of a peer is under way, the request uses the old place or the new one.
 //!
 //! The descriptor is opened and closed by a thread that has a table of descriptors of its own ([`apart`]). To close a descriptor of a file lets go of all
 //! locks that the process has on it (lockf(3)), and they are the program's.
@@ -24,7 +24,7 @@ use std::sync::{OnceLock, mpsc};
 const MOST_DESCRIPTORS: usize = 4096;
 const BOTH: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Which bytes of which file are mapped somewhere: what a file and all its mappings in one line have in common.
+/// The file and the line of a mapping. All mappings of one file that lie in one line have both in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Origin {
     file: Identity,
@@ -64,8 +64,8 @@ fn one_piece(found: &[Vma], start: usize, end: usize, protection: i32) -> Result
 
 const NOT_SHARED: Refusal = Refusal::Memory("it is not shared by the program");
 
-/// Whether peers may map these bytes of the program's as they are, as far as can be told without the file: they are shared memory of the kernel, in one piece of one file,
-/// which the program may read and write. Takes some ten microseconds.
+/// Whether peers may map these bytes of the program's as they are, as far as can be told without the file. They must be shared memory of the kernel, in one
+/// piece of one file, which the program may read and write. Takes some ten microseconds.
 ///
 /// # Errors
 /// Why not.
@@ -86,7 +86,7 @@ pub(crate) fn is_shared(address: usize, length: u64) -> Result<(), Refusal> {
     }
 }
 
-/// Whether the system has what it takes, and nobody has switched it off.
+/// Whether the system can do it, and no setting has switched it off.
 ///
 /// # Errors
 /// Why not.
@@ -104,7 +104,7 @@ pub fn may_be_had() -> Result<(), Refusal> {
 fn is_unnamed(major: u32, minor: u32) -> bool {
     static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     let look = || {
-        // SAFETY: a C string and a flag that exists; a fresh descriptor is nobody else's.
+        // SAFETY: a C string and a flag that exists; a fresh descriptor has no other owner.
         let file = unsafe {
             let file = libc::memfd_create(c"adverb-look".as_ptr(), libc::MFD_CLOEXEC);
             (file >= 0).then(|| File::from_raw_fd(file))
@@ -160,7 +160,7 @@ impl Common {
         let wanted = MapRequest { number, first: found[0], offset: origin.offset(address), length, to_write };
         let view = apart(move || wanted.map())?;
         let common = Self { view, address, length, origin };
-        // What has been found by its name, or by a descriptor, is what is there still.
+        // The file was found by its name, or by a descriptor. It counts if the program has it there still.
         common.at(process, 0, length, to_write).ok_or(Refusal::Busy)?;
         Ok(common)
     }
@@ -183,7 +183,7 @@ impl Common {
     }
 }
 
-/// What is to be mapped.
+/// The mapping that is to be made.
 struct MapRequest {
     number: libc::pid_t,
     /// The mapping that its first byte is in.
@@ -236,7 +236,7 @@ impl MapRequest {
         self.open(entry.path().to_str().unwrap_or_default())
     }
 
-    /// Opened anew: locks on the file (flock(2)) belong to what the program has opened.
+    /// Opened anew: locks on the file (flock(2)) belong to the program's own open file.
     fn open(&self, path: &str) -> std::io::Result<File> {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
         File::options().read(true).write(self.to_write).custom_flags(flags).open(path)
@@ -320,7 +320,7 @@ fn apart<T: Send + 'static>(
     let (sender, receiver) = mpsc::channel();
     let run = move || {
         const UNSHARE: usize = 2;
-        // SAFETY: the thread has a table of its own from then on, of which all is closed: with nothing in it that was anybody's, nothing is closed in fact.
+        // SAFETY: from then on the thread has a table of descriptors of its own, of which all is closed. No other thread uses that table.
         let has_own =
             unsafe { libc::syscall(libc::SYS_close_range, 0usize, u32::MAX as usize, UNSHARE) } == 0;
         let done = if has_own { work() } else { Err(Refusal::system("close_range")) };

@@ -13,7 +13,7 @@ pub enum User {
 }
 
 impl Keys {
-    /// What is wrong with this use of a key, and with what it was probably meant for; none if by now nothing is wrong.
+    /// The error in this use of a key, and the key that was probably meant; none if by now nothing is wrong.
     #[cold]
     pub fn explain(
         &self,
@@ -77,7 +77,7 @@ impl Keys {
         Some((error, text))
     }
 
-    /// What is said of a key that opens nothing.
+    /// The explanation for a key that opens nothing.
     fn explain_key(&self, key: u32, address: u64, length: u64, domain: u32) -> String {
         let was_there = self.slot(key).is_some_and(|slot| slot.key() == key);
         let mut text = match (key, was_there) {

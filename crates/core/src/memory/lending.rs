@@ -1,14 +1,14 @@
-//! Memory lent to somebody beyond the life of a span: to a peer on this host, which reads it when it comes to it.
+//! Uses of a key that last longer than a span: the memory is lent to a peer on this host, which reads it later.
 //!
-//! Whoever lends bytes stays a user of their key. A deregistration that finds users has every [`Lender`] take back what it has lent of that key; where
-//! nothing is lent, it costs nothing.
+//! A thread that lends bytes stays a user of their key until they are given back. A deregistration that finds users has every [`Lender`] take back its
+//! loans of that key. Where nothing is lent, it costs nothing.
 
 use super::keys::{Keys, Slot, Span};
 use crate::sync::Mutex;
 use std::mem::ManuallyDrop;
 use std::sync::Weak;
 
-/// A use of a key, to be given back by [`Keys::give_back`]; until then nobody takes the key away.
+/// A use of a key, to be given back by [`Keys::give_back`]. Until then a thread that takes the key away waits.
 #[derive(Debug)]
 #[must_use = "the key stays in use until it is given back"]
 pub struct KeyUse {
@@ -17,10 +17,10 @@ pub struct KeyUse {
     under: Option<u32>,
 }
 
-/// Somebody who lends memory.
+/// A lender of memory: it keeps the uses of keys that it has lent, and can take them back.
 pub trait Lender: Send + Sync {
-    /// Takes back, and gives back to the table, all that `is_wanted` is true of. What it does not find is on its way to it, or from it: it is
-    /// asked again. The caller may hold any lock, so this takes none but one of its own, under which it waits for nobody.
+    /// Takes back all uses that `is_wanted` is true of, and gives them back to the table. A use that it does not find is on its way to it, or from it: the
+    /// lender is asked again. The caller may hold any lock. So this takes only a lock of its own, under which no thread waits for another.
     fn recall(&self, is_wanted: &dyn Fn(&KeyUse) -> bool);
 }
 
@@ -45,7 +45,7 @@ impl KeyUse {
 }
 
 impl Keys {
-    /// What was lent is not used any more.
+    /// The lent memory is not used any more.
     #[inline]
     pub fn give_back(&self, lent: KeyUse) {
         for key in [Some(lent.key), lent.under].into_iter().flatten() {
@@ -55,14 +55,14 @@ impl Keys {
         }
     }
 
-    /// Asks somebody when lent memory is wanted back, as long as he exists.
+    /// From now on, asks this lender when lent memory is wanted back, as long as the lender exists.
     pub fn add_lender(&self, lender: Weak<dyn Lender>) {
         let mut lenders = self.lenders.lock().unwrap_or_else(|e| e.into_inner());
         lenders.retain(|known| known.strong_count() > 0);
         lenders.push(lender);
     }
 
-    /// Has everybody take back what is lent of a slot.
+    /// Has every lender take back its loans of a slot.
     #[cold]
     pub(super) fn recall(&self, slot: &Slot) {
         let lenders = self.lenders.lock().unwrap_or_else(|e| e.into_inner()).clone();

@@ -30,7 +30,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours, and whoever used it is gone.
+        // SAFETY: ours, and all users of it are gone.
         unsafe { libc::munmap(self.address as *mut _, self.length) };
     }
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 /// Bytes that the null memory has in one piece: the longest message.
 pub(crate) const NULL_LENGTH: u64 = 1 << 31;
 
-/// Memory behind null regions: what is read is zero, and what is written goes nowhere that anybody reads.
+/// Memory behind null regions: reads find zeros, and writes go where no read finds them.
 pub(crate) struct Null {
     pub(crate) zeros: usize,
     pub(crate) sink: usize,
@@ -43,7 +43,7 @@ pub(crate) fn make_null() -> Result<()> {
     for at in (0..NULL_LENGTH).step_by(PIECE as usize) {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let address = (sink.address + at as usize) as *mut _;
-        // SAFETY: replaces a part of our own mapping, which nobody knows yet.
+        // SAFETY: replaces a part of our own mapping, which no other thread knows yet.
         let mapped = unsafe { libc::mmap(address, PIECE as usize, protection, flags, piece.as_raw_fd(), 0) };
         if mapped == libc::MAP_FAILED {
             return Err(Error::system("mmap"));

@@ -1,7 +1,8 @@
-//! What the pages of the program's memory permit, asked when a region is registered.
+//! Whether the pages of the program's memory permit the rights of a region, asked when it is registered.
 //!
-//! Drivers pin a region's pages for what the region permits, and say EFAULT where the mapping does not permit that. The kernel tells of a mapping within half a microsecond
-//! (PROCMAP_QUERY, Linux 6.11); an older one would have to print all of them, so there only holes are found, and a write that the mapping does not permit fails when it is made.
+//! Drivers pin a region's pages with the rights of the region, and say EFAULT where the mapping lacks one. The kernel tells of a mapping within half a
+//! microsecond (PROCMAP_QUERY, Linux 6.11). An older one would have to print all mappings. So there only holes are found, and a write that the mapping does
+//! not permit fails when it is made.
 
 use super::keys::{Access, Entry};
 use super::moved::mapping_at;
@@ -14,7 +15,7 @@ use std::os::fd::AsRawFd;
 #[derive(Debug)]
 pub struct Mappings(Option<File>);
 
-/// What is found of a range of addresses.
+/// The answer for a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     /// Every page permits it.
@@ -36,7 +37,7 @@ impl Mappings {
         Self(file)
     }
 
-    /// Whether the pages of a region are mapped for what it permits. Those of memory on demand are found when they are used.
+    /// Whether the pages of a region are mapped with its rights. Pages of memory on demand are found when they are used.
     ///
     /// # Errors
     /// EFAULT if they are not.

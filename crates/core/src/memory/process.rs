@@ -1,8 +1,8 @@
 //! Memory of another process of this host, to and from which the kernel copies at this one's request: the way to memory that cannot be mapped.
 //!
-//! Short pieces go by the memory file of the other process (/proc/PID/mem), which belongs to its address space and to no other: a program that takes the
-//! process over (execve(2)), or its number, is out of reach. Longer ones are faster by process_vm_writev(2) and process_vm_readv(2), which name a process
-//! by number. So each such call begins with a word at the *gate* ([`gate`]), a page of the other process at an address that it has drawn by lot: where the
+//! Short pieces go by the memory file of the other process (/proc/PID/mem). It belongs to that address space and to no other, so a program that takes over
+//! the process (execve(2)) or its number is out of reach. Longer pieces are faster by process_vm_writev(2) and process_vm_readv(2), which name a process by
+//! number. So each such call begins with a word at the *gate* ([`gate`]), a page of the other process at an address that it has drawn by lot. Where the
 //! gate is missing the kernel stops there, before it has touched anything else.
 //!
 //! The last bytes become visible last: programs poll the last byte, and the kernel promises no order within one buffer.
@@ -26,19 +26,19 @@ const TAIL: usize = 8;
 /// The word at the gate.
 const WORD: usize = 8;
 
-/// The kernel has not copied, or not all of it: what of the other memory has been touched is not known.
+/// The kernel has not copied, or not all of it. It is not known which bytes of the other memory have been touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRefusal;
 
-/// What is known of another process, or of this one. Thread-safe. Whatever its owner says of itself, a copy touches memory of that process alone.
+/// Another process, or this one, as far as copies need it. Thread-safe. A copy touches memory of that process alone, also if its owner lies about it.
 #[derive(Debug)]
 pub struct Process {
     number: libc::pid_t,
     file: Option<ForkClosedFile>,
     gate: Option<u64>,
-    /// The system does not permit it: nobody asks again.
+    /// The system does not permit copies: no thread asks again.
     is_closed: AtomicBool,
-    /// The list of its mappings, once somebody has asked for it.
+    /// The list of its mappings, once a thread has asked for it.
     maps: OnceLock<Option<ForkClosedFile>>,
 }
 
@@ -80,12 +80,12 @@ impl Process {
         let open = || {
             File::options().read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY).open(name)
         };
-        // Marked at once: what follows may take as long as the other process wishes, and a child of fork is not to have the file.
+        // Marked at once: the reads below may take as long as the other process wishes, and a child of fork is not to have the file.
         let file = if ways::has_memory_file() { open().ok().map(ForkClosedFile::new) } else { None };
         let mut process =
             Self { number, file, gate: None, is_closed: AtomicBool::new(false), maps: OnceLock::new() };
         let mut found = [0; WORD];
-        // Somebody else may have the number by now: a relative, which has the mark, has not the gate.
+        // Another process may have the number by now. One that is related has the mark, but not the gate.
         let mut gate_word = [0; WORD];
         let reads =
             |at, word: &mut [u8; WORD]| process.by_file(To::Us, at, word.as_mut_ptr() as usize, WORD).is_ok();
@@ -120,7 +120,7 @@ impl Process {
             let gate = self.gate?;
             let maps = File::open(format!("/proc/{}/maps", self.number)).ok()?;
             let maps = ForkClosedFile::new(descriptor::out_of_the_way(maps.into()).into());
-            // Whose list it is, is certain if the number is the process's afterwards, and its program the one that was met.
+            // The list is certainly of that process if the process has its number afterwards, and still runs the program that was met.
             self.passes(gate).then_some(maps)
         };
         self.maps.get_or_init(open).as_ref().map(|ForkClosedFile(maps)| maps)
@@ -190,7 +190,7 @@ impl Process {
             _ => self.by_file(to, address, here, length),
         };
         copied.map_err(|errno| {
-            // A filter of system calls, or a rule about who may trace whom, that was not there when the two met.
+            // A filter of system calls, or a rule about tracing, that was not there when the two met.
             if matches!(errno, libc::EPERM | libc::EACCES | libc::ENOSYS)
                 && !self.is_closed.swap(true, Ordering::Relaxed)
             {
@@ -208,8 +208,8 @@ impl Process {
         let pieces = [iovec(here as u64, length - tail), iovec((here + length - tail) as u64, tail)];
         let (offset, pieces) = (address as libc::off64_t, pieces.as_ptr());
         // Not by libc's functions, at which a thread may be cancelled.
-        // SAFETY: the pieces are bytes of the engine's or of an open span, which may be written for a read; the kernel checks whether they are there.
-        // What is there in the other process is its own affair: it has said that we may.
+        // SAFETY: the pieces are bytes of the engine's or of an open span, which may be written for a read; the kernel checks whether they are there. The
+        // bytes in the other process are its own affair: it has said that we may.
         let done = unsafe {
             match to {
                 To::Them if tail > 0 => {
@@ -252,8 +252,9 @@ fn judge(done: libc::c_long, length: usize) -> Result<(), i32> {
     }
 }
 
-/// Where this process has its gate, 0 if none could be had: a page at an address drawn by lot, where another program has nothing, as good as certainly. Nor has a child
-/// of fork, or another child of the same parent, that gets the number of this process one day: no child inherits the page, and each draws its own.
+/// The address of this process's gate, 0 if there is none: a page at an address drawn by lot. As good as certainly, another program has nothing there. A
+/// child of fork, or another child of the same parent, may get the number of this process one day. It has nothing there either: no child inherits the page,
+/// and each draws its own.
 pub fn gate() -> u64 {
     static GATE: AtomicPtr<(ForkGeneration, u64)> = AtomicPtr::new(std::ptr::null_mut());
     let known = GATE.load(Ordering::Acquire);
@@ -268,7 +269,7 @@ pub fn gate() -> u64 {
     match GATE.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => gate,
         Err(other) => {
-            // SAFETY: nobody has seen ours; another thread of this process has published its own, which is never freed.
+            // SAFETY: no other thread has seen ours; another thread of this process has published its own, which is never freed.
             unsafe {
                 drop(Box::from_raw(made));
                 libc::syscall(libc::SYS_munmap, gate, page_size());
@@ -296,7 +297,7 @@ fn draw_gate() -> u64 {
         if found as i64 <= 0 {
             return None;
         }
-        // SAFETY: just mapped, and nobody knows of it.
+        // SAFETY: freshly mapped, and no other thread knows of it.
         let is_ours_alone =
             || unsafe { libc::syscall(libc::SYS_madvise, found, page as usize, libc::MADV_DONTFORK) == 0 };
         if found == address && is_ours_alone() {
@@ -310,8 +311,8 @@ fn draw_gate() -> u64 {
     (0..TRIES).find_map(|_| place()).unwrap_or(0)
 }
 
-/// Whether all pages of a range of this process may be read, and written if `to_write`, as far as the system tells: only then the memory file, which knows
-/// no protection, does what loads and stores would do.
+/// Whether all pages of a range of this process may be read, and written if `to_write`, as far as the system tells. The memory file knows no protection, so
+/// only then its copies have the effect of loads and stores.
 pub(super) fn may_be_copied(address: usize, length: u64, to_write: bool) -> bool {
     let Some(end) = (address as u64).checked_add(length) else { return false };
     let Ok(maps) = File::open("/proc/self/maps") else { return false };
@@ -333,12 +334,12 @@ pub(super) fn may_be_copied(address: usize, length: u64, to_write: bool) -> bool
     false
 }
 
-/// Whether the system tells what may be done with pages of this process.
+/// Whether the system tells the protection of this process's pages.
 pub(super) fn tells_protection() -> bool {
     File::open("/proc/self/maps").is_ok()
 }
 
-/// First byte, end, and what may be done, of a line of /proc/PID/maps.
+/// First byte, end, and protection, of a line of /proc/PID/maps.
 fn mapping(line: &str) -> Option<(u64, u64, [u8; 2])> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;

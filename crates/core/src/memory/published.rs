@@ -43,7 +43,7 @@ pub trait Publisher: Send + Sync {
 /// The bytes that a key opens for another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishedBytes {
-    /// What peers call the first of the bytes.
+    /// The address by which peers name the first of the bytes.
     pub first: u64,
     /// The length in bytes.
     pub length: u64,
@@ -104,7 +104,7 @@ impl Publication {
 }
 
 impl Keys {
-    /// Installs who shows keys to others. The first call counts.
+    /// Installs the publisher, which shows keys to others. The first call counts.
     pub fn set_publisher(&self, publisher: Arc<dyn Publisher>) {
         let _ = self.publisher.set(publisher);
     }
@@ -195,7 +195,7 @@ impl Keys {
         let shown = if opened.mapped.is_some() { SHOWN | MAPPED } else { SHOWN };
         slot.publication.0.fetch_or(shown, Ordering::SeqCst);
         slot.publication.0.fetch_and(!HIDDEN, Ordering::SeqCst);
-        // Whoever has invalidated it meanwhile may have found nothing to take back.
+        // A thread that has invalidated the key meanwhile may have found nothing to take back.
         let valid = slot.is_valid(key);
         if !valid {
             publisher.retract(number);
@@ -208,7 +208,7 @@ impl Keys {
     /// published again as it was.
     pub fn withdraw(&self, key: u32) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return true };
-        // As above. Who takes the key away waits for this.
+        // As above. A thread that takes the key away waits for this one.
         if slot.look(key).is_err() {
             return true;
         }
@@ -220,7 +220,7 @@ impl Keys {
             if ended {
                 slot.publication.0.fetch_and(!(SHOWN | MAPPED), Ordering::SeqCst);
             } else {
-                // Who takes the key away waits for that process.
+                // A thread that takes the key away waits for that process.
                 slot.publication.0.fetch_or(HIDDEN, Ordering::SeqCst);
             }
         }
@@ -237,7 +237,7 @@ impl Keys {
         }
     }
 
-    /// The key has just become invalid: others are told.
+    /// The key is invalid from now on: the publisher tells others.
     pub(super) fn retract(&self, slot: &Slot, key: u32) {
         if slot.publication.is_shown()
             && let Some(publisher) = self.publisher.get()
@@ -246,12 +246,12 @@ impl Keys {
         }
     }
 
-    /// Waits until nobody uses an invalid key any more, in this process or another.
+    /// Waits until no thread uses an invalid key any more, in this process or another.
     pub(super) fn end_uses(&self, slot: &Slot, key: u32) {
-        // In this order: whoever remembers a key counts as a user for that.
+        // In this order: a thread that remembers a key in a reader counts as a user meanwhile.
         self.wait_for_users(slot);
         self.wait_for_readers(slot);
-        // Not forgotten before the next use of the slot: whoever comes while another thread waits here waits, too.
+        // The word stays until the next use of the slot. So a second thread that comes while this one waits here waits, too.
         if slot.publication.is_shown()
             && let Some(publisher) = self.publisher.get()
         {

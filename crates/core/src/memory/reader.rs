@@ -37,7 +37,7 @@ pub(super) struct Readers {
 /// In the word of a reader that exists no more: it is in the list until another one comes.
 const GONE: usize = usize::MAX;
 
-/// What a slot is announced by; never zero, nor [`GONE`].
+/// The word by which a reader announces a slot; never zero, nor [`GONE`].
 #[inline]
 fn name(slot: &Slot) -> usize {
     std::ptr::from_ref(slot) as usize
@@ -118,7 +118,7 @@ impl Keys {
         done
     }
 
-    /// Opens bytes, as [`Keys::open_span`] does, for a user who remembers the key in `reader`.
+    /// Opens bytes, as [`Keys::open_span`] does, for a caller that remembers the key in `reader`.
     ///
     /// # Errors
     /// As of [`Keys::open_span`].
@@ -206,7 +206,8 @@ impl Keys {
         let list = readers.list.lock().unwrap_or_else(|e| e.into_inner()).clone();
         if !list.is_empty() && !barrier() {
             readers.is_over.store(true, Ordering::SeqCst);
-            // Once in a process's life. An announcement that was under way is visible long before this is over.
+            // Rare: the system refuses the barrier, which it granted before. Readers that look from now on count their uses. The store of an earlier
+            // announcement becomes visible long before this sleep is over.
             #[cfg(not(loom))]
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -300,7 +301,7 @@ mod tests {
             let opened = opened.map(|span| span.address()).ok();
             assert_eq!(at(&reader), opened);
             assert!(keys.readers.list.lock().unwrap().iter().all(|word| word.load(Ordering::Relaxed) == 0));
-            // Of another key it knows nothing, nor who counts.
+            // It knows nothing of another key, and a reader that counts knows nothing at all.
             assert_eq!(at(&Reader::default()), None);
         }
         let null = |reader: &Reader| keys.with_known(reader, (other, 0x1000, 8), Access::empty(), 7, |_| ());
@@ -312,7 +313,7 @@ mod tests {
             keys.open_again(reader, key, 0x1000, 8, Access::empty(), 7).map(|span| span.address())
         };
         assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize));
-        // SAFETY: nobody else has the key.
+        // SAFETY: no other thread has the key.
         unsafe { keys.replace(key, entry(&memory[8..], 7)) };
         assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize + 8), "not what it was before");
         assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize + 8));
@@ -356,7 +357,7 @@ mod tests {
         assert!(keys.open_again(&mut reader, known, 0x1000, 8, Access::empty(), 7).is_ok());
         keys.remove(unknown);
         assert_eq!(PASSED.load(Ordering::SeqCst), 0);
-        // SAFETY: nobody else has the key.
+        // SAFETY: no other thread has the key.
         unsafe { keys.replace(known, entry(&memory, 7)) };
         assert_eq!(PASSED.load(Ordering::SeqCst), 1);
         keys.remove(known);

@@ -8,9 +8,9 @@ use super::moved::View;
 pub enum Source<'a> {
     /// In a buffer of the engine.
     Buffer(&'a [u8]),
-    /// In memory that somebody else may change at any time.
+    /// In memory that another process may change at any time.
     Shared(SharedBytes<'a>),
-    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). What of it is mapped here, too, needs no kernel.
+    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). Bytes of it that are mapped here, too, need no kernel.
     Process {
         /// Which one.
         process: libc::pid_t,
@@ -31,7 +31,7 @@ pub trait Claim: std::fmt::Debug {
     /// Says whether the bytes that have been read are what they should be.
     ///
     /// # Errors
-    /// What was read is not what it should be.
+    /// Whether the bytes that were read are those that were meant.
     fn check(&self) -> Result<(), Missing>;
     /// Nothing more is read.
     fn end(&self);
@@ -43,7 +43,7 @@ pub trait Claim: std::fmt::Debug {
     fn came_from_mapping(&self) {}
 }
 
-/// The right to what nobody takes away.
+/// The claim to memory that no process takes away.
 #[derive(Debug)]
 pub struct NoClaim;
 
@@ -60,7 +60,7 @@ impl Claim for NoClaim {
 /// Why bytes of another process cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The bytes count as bytes that were never sent: nothing is said to anybody.
+    /// The bytes count as bytes that were never sent: no side is told.
     Lost,
     /// The other process cannot read the bytes either, or has taken them away.
     Gone,
@@ -96,7 +96,7 @@ pub struct Piece {
     pub length: u64,
 }
 
-/// Bytes of a mapping that is shared with somebody who may change them while they are read: no slice of Rust's.
+/// Bytes of a mapping that is shared with another process, which may change them while they are read: no slice of Rust's.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     address: usize,
@@ -204,7 +204,7 @@ impl Source<'_> {
                 let copied = unsafe {
                     let mapped = claim.mapped();
                     let copied = mapped.map(|mapped| copy_from_view(mapped, pieces, target, from, length));
-                    // Whose fault it is, the kernel finds out.
+                    // The kernel finds out which side is at fault.
                     match copied {
                         Some(Ok(())) => {
                             claim.came_from_mapping();
@@ -313,7 +313,7 @@ unsafe fn read_process(process: libc::pid_t, local: &[libc::iovec], remote: &[li
     }
 }
 
-/// Whose memory it was that could not be read or written: that of the other process, if a buffer of ours cannot take it either.
+/// Finds out which side's memory could not be read or written: that of the other process, if a buffer of ours cannot take the bytes either.
 #[cold]
 fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
     let mut buffer = [0u8; 1024];

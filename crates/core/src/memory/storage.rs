@@ -1,7 +1,7 @@
-//! Where the rings of queues lie: in memory of ours, or in what an allocator of the program gives (`ibv_alloc_parent_domain(3)`).
+//! Where the rings of queues lie: in memory of ours, or in memory from an allocator of the program (`ibv_alloc_parent_domain(3)`).
 //!
-//! What the program has given it gets back when it destroys the queue, while parts of the engine may keep the queue itself a little longer.
-//! So memory of ours takes the place of the program's then.
+//! The program gets its memory back when it destroys the queue, while parts of the engine may keep the queue itself a little longer. So memory of ours
+//! takes the place of the program's then.
 
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
@@ -13,7 +13,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a ring is part of.
+/// The kind of queue that a ring is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingKind {
     /// A queue pair.
@@ -26,7 +26,7 @@ pub enum RingKind {
     CompletionQueue = 5,
 }
 
-/// What an allocator answers.
+/// The answer of an allocator.
 #[derive(Clone, Copy, Debug)]
 pub enum Allocation {
     /// Take memory of your own.
@@ -40,7 +40,7 @@ pub enum Allocation {
 /// An allocator of the program for rings. It is called in the call that makes or ends a queue, with no lock held.
 ///
 /// # Safety
-/// What it gives is as long and aligned as it was asked for, can be read and written, and is nobody else's until it is taken back.
+/// The memory is as long and aligned as it was asked for, and can be read and written. Only the engine uses it until it is taken back.
 pub unsafe trait Allocator: Send + Sync {
     /// Gives `size` bytes at a multiple of `alignment`, a power of two that divides `size`.
     fn allocate(&self, size: usize, alignment: usize, kind: RingKind) -> Allocation;
@@ -65,8 +65,8 @@ pub(crate) struct Storage<T> {
     kind: RingKind,
 }
 
-// SAFETY: it owns its elements, as a box does, and gives references as a box does. The place that says where they are changes only in
-// `give_back`, while nobody else uses it.
+// SAFETY: it owns its elements, as a box does, and gives references as a box does. The place that says where they are changes only in `give_back`, while no
+// other thread uses it.
 unsafe impl<T: Send> Send for Storage<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Storage<T> {}
@@ -117,7 +117,7 @@ impl<T> Storage<T> {
             Allocation::Given(address) => {
                 let base = address.cast::<T>();
                 for place in 0..length {
-                    // SAFETY: inside of what the allocator has just given, which is long and aligned enough, and ours alone.
+                    // SAFETY: inside of the allocator's memory, which is long and aligned enough, and ours alone.
                     unsafe { base.add(place).write(blank()) };
                 }
                 base
@@ -130,12 +130,12 @@ impl<T> Storage<T> {
     /// Elements of ours, blank ones, take the place of those in memory of the program, which it has back when the result is dropped.
     ///
     /// # Safety
-    /// Nobody else uses the elements meanwhile.
+    /// No other thread uses the elements meanwhile.
     pub(crate) unsafe fn give_back(&self) -> RingRelease {
         if !self.is_given.swap(false, Ordering::Relaxed) {
             return RingRelease(None);
         }
-        // SAFETY: nobody else looks at it, by the caller's promise.
+        // SAFETY: no other thread looks at it, by the caller's promise.
         let old = unsafe { std::mem::replace(&mut *self.base.get(), own(self.length, self.blank)) };
         RingRelease(self.allocator.clone().map(|allocator| (old.cast(), allocator, self.kind)))
     }
@@ -146,7 +146,7 @@ impl<T> Deref for Storage<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements are there as long as we are, or until `give_back`, whose caller sees to it that nobody is here.
+        // SAFETY: so many elements are there as long as we are, or until `give_back`, whose caller makes sure that no thread is here.
         unsafe { slice::from_raw_parts((*self.base.get()).as_ptr(), self.length) }
     }
 }
@@ -154,14 +154,14 @@ impl<T> Deref for Storage<T> {
 impl<T> DerefMut for Storage<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and nobody else is.
+        // SAFETY: as above, and no other thread is here.
         unsafe { slice::from_raw_parts_mut(self.base.get_mut().as_ptr(), self.length) }
     }
 }
 
 impl<T> Drop for Storage<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread has it.
         drop(unsafe { self.give_back() });
         let elements = std::ptr::slice_from_raw_parts_mut(self.base.get_mut().as_ptr(), self.length);
         // SAFETY: it is in memory of ours now, and came from a box of this length.
@@ -196,7 +196,7 @@ pub(crate) mod tests {
             let layout = Layout::from_size_align(size, alignment).unwrap();
             // SAFETY: a size that is not zero.
             let address = unsafe { alloc(layout) };
-            // SAFETY: just allocated. Nobody relies on zeros.
+            // SAFETY: allocated above. No code relies on zeros.
             unsafe { address.write_bytes(0xa5, size) };
             self.given.lock().unwrap().insert(address as usize, (layout, kind));
             Allocation::Given(NonNull::new(address).unwrap().cast())
@@ -220,7 +220,7 @@ pub(crate) mod tests {
         let held = || counting.given.lock().unwrap().values().map(|given| given.0.size()).sum::<usize>();
         assert!(held() == 64 && storage.iter().all(|word| word.load(Ordering::Relaxed) == 7));
         storage[4].store(8, Ordering::Relaxed);
-        // SAFETY: nobody else has it.
+        // SAFETY: no other thread has it.
         let back = unsafe { storage.give_back() };
         assert_eq!((held(), storage[4].load(Ordering::Relaxed)), (64, 7));
         drop(back);

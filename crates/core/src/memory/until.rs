@@ -1,4 +1,4 @@
-//! How long tests wait for what another thread, another process or the kernel does soon.
+//! How long tests wait for another thread, another process or the kernel to do something that it does soon.
 
 use std::time::{Duration, Instant};
 

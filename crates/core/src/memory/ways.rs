@@ -1,6 +1,6 @@
 //! Which way processes of this host reach the bytes of a region, and why. It is decided here and nowhere else.
 //!
-//! What is looked at is found elsewhere ([`super::moved`] finds why pages are not moved, [`super::process`] what the kernel copies). The first line that fits counts:
+//! Others find the facts ([`super::moved`] why pages are not moved, [`super::process`] where the kernel copies). The first line that fits counts:
 //!
 //! | the region | what is found | way |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | the same, and any other memory of the program | not moved, for whatever reason | the kernel's copy |
 //! | the same | it is only lent for long sends, or `ADVERB_WITHOUT=kernel-copy` | packets |
 //!
-//! For a single request the initiator chooses among what is left ([`call`]): what is not mapped goes by the kernel's copy, by the memory file up to 2 KiB and by
-//! process_vm_writev(2) and process_vm_readv(2) beyond; atomic operations, and all that the system refuses, go as packets.
+//! For a single request the initiator chooses among the rest ([`call`]). Memory that is not mapped goes by the kernel's copy: by the memory file up to 2
+//! KiB, and by process_vm_writev(2) and process_vm_readv(2) beyond. Atomic operations, and all copies that the system refuses, go as packets.
 
 use super::common;
 use super::keys::{Access, Kind};
@@ -23,7 +23,7 @@ use crate::pcap;
 use crate::setting::{self, WithinHost};
 use std::fmt;
 
-/// What two processes of this host and user do with each other's memory, as this one is set.
+/// How two processes of this host and user use each other's memory, as this one is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Together {
     /// Each carries out operations in the memory of the other.
@@ -39,7 +39,7 @@ pub enum Together {
 }
 
 impl Together {
-    /// What processes do together, as the variables of the environment say.
+    /// How processes use each other's memory, as the variables of the environment say.
     pub fn now() -> Self {
         Self::of(setting::within_host(), !setting::without("memfd"), pcap::enabled)
     }
@@ -70,7 +70,7 @@ impl Together {
     }
 }
 
-/// What the memory of a region is, and what has become of it.
+/// The kind of a region's memory, and whether its pages have been moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// The engine's own, in a memory descriptor.
@@ -85,10 +85,10 @@ pub enum Memory {
     Closed,
 }
 
-/// What is known of a region when a peer is to reach it.
+/// The facts about a region that a peer is to reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// What the two processes do with each other's memory.
+    /// How the two processes use each other's memory.
     pub together: Together,
     /// The owner of the memory.
     pub memory: Memory,
@@ -103,7 +103,7 @@ pub struct Facts {
 pub enum Way {
     /// Peers map the pages as they are.
     Mapped(Place),
-    /// Peers map the pages where they have been moved to; what the program does to them is guarded.
+    /// Peers map the pages where they have been moved to; the program's changes to them are guarded.
     Moved(Place),
     /// Peers map the pages as they are where they find them, and have the kernel copy where they do not.
     Common,
@@ -118,11 +118,11 @@ pub enum Way {
 /// Why peers reach a region in the way that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// What the two processes do with each other's memory.
+    /// How the two processes use each other's memory.
     Together(Together),
     /// The memory is the engine's own.
     Own,
-    /// Nobody else can have its pages in use, and they are guarded.
+    /// No other process can have its pages in use, and they are guarded.
     Guarded,
     /// The program shares it by itself.
     Common,
@@ -238,19 +238,20 @@ pub fn survey() -> Vec<String> {
     ]
 }
 
-/// Whether what a key opens can be shown to peers at all: windows, null memory and memory that nobody changes while it is sent have no place in their table.
+/// Whether the bytes of a key can be shown to peers at all. Windows, null memory and memory that no thread changes while it is sent have no place in their
+/// table.
 pub(super) fn may_be_shown(kind: Kind, is_window: bool) -> bool {
     kind == Kind::Program && !is_window
 }
 
-/// Whether the kernel may copy by the memory file, which knows no protection of pages: where the pages permit what the region does (`is_permitted`), and the program puts
-/// no other memory behind the key.
+/// Whether the kernel may copy by the memory file, which knows no protection of pages. The pages must permit the rights of the region (`is_permitted`), and
+/// the program must put no other memory behind the key.
 pub(super) fn by_file(access: Access, is_permitted: impl FnOnce() -> bool) -> bool {
     !access.contains(Access::ON_DEMAND) && has_memory_file() && is_permitted()
 }
 
-/// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as they are: where they do not know already from where to map them
-/// (`is_placed`), and the program puts no other memory behind the key.
+/// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as they are. They may not if they know already
+/// from where to map them (`is_placed`), or if the program puts other memory behind the key.
 pub(crate) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce() -> bool) -> bool {
     !is_placed && !access.contains(Access::ON_DEMAND) && is_shared()
 }
@@ -267,8 +268,8 @@ pub(super) enum Call {
 /// Up to so many bytes go by the memory file.
 pub const SHORT: usize = 2048;
 
-/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: what the
-/// system has not refused.
+/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: the two calls that
+/// the system has not refused.
 #[inline]
 pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: bool) -> Option<Call> {
     let has_file = has_file && by_file;

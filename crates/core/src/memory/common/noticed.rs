@@ -1,11 +1,11 @@
-//! Tests of what a program notices of a peer that maps its shared memory: SECURITY.md lists it.
+//! Tests of the effects that a program notices when a peer maps its shared memory: SECURITY.md lists them.
 
 use super::tests::*;
 use super::*;
 use crate::conformance::{rounds, runs_again};
 use std::os::fd::OwnedFd;
 
-/// What shmctl(2) counts.
+/// The count of shmctl(2).
 fn attached(segment: i32) -> u64 {
     // SAFETY: all zeros is a valid structure, filled by the call.
     unsafe {
@@ -74,7 +74,7 @@ fn a_peer_opens_the_file_which_inotify_reports() {
     assert!(!is_told());
 }
 
-/// The program is told, and the kernel copies until it has given its lease up: nobody waits.
+/// The system tells the program, and the kernel copies until the program has given its lease up. No thread waits.
 #[test]
 fn a_lease_of_the_program_ends() {
     /// F_SETSIG of <linux/fcntl.h>.
