@@ -31,7 +31,7 @@ impl Span<'_> {
     /// Stays a user of the bytes beyond its own life.
     #[inline]
     pub fn lend(self) -> KeyUse {
-        assert!(self.announced.is_none(), "who lends is counted");
+        assert!(self.announced.is_none(), "a use that is lent is counted");
         let kept = ManuallyDrop::new(self);
         KeyUse { key: kept.slot.key(), under: kept.under.map(Slot::key) }
     }

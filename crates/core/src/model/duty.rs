@@ -1,4 +1,4 @@
-//! Who takes in what arrives: whatever a thread of the program does that sleeps for an event, somebody takes it in.
+//! The duty to take in packets: a thread of the program that sleeps for an event may do anything, and some thread takes them in.
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
@@ -45,7 +45,7 @@ impl Timers for Kernel {
 impl Arrivals for Kernel {
     fn watch(&self, on: bool) {
         self.state.lock().unwrap().is_watched = on;
-        // What is there already is reported.
+        // Events that are there already are reported.
         self.background.ring();
     }
 }
@@ -57,12 +57,12 @@ impl Kernel {
         self.program.ring();
     }
 
-    /// Takes in what has arrived.
+    /// Takes in packets that have arrived.
     fn serve(&self) -> bool {
         std::mem::take(&mut self.state.lock().unwrap().has_data)
     }
 
-    /// The background thread, until `done`: it sees what it watches, and its timers. It ends with an error of loom's if that never comes.
+    /// The background thread, until `done`: it sees its descriptors and its timers. It ends with an error of loom's if that never comes.
     fn serve_until(&self, done: impl Fn(&State, bool) -> bool) {
         let mut served = false;
         loop {
@@ -109,7 +109,7 @@ fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&Sta
     });
 }
 
-/// The thread on duty is woken by something else, or cancelled, and never comes again: the background thread takes in what arrives.
+/// Another event wakes the thread on duty, or it is cancelled, and never comes again: the background thread takes in packets.
 #[test]
 fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
@@ -121,7 +121,7 @@ fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
     check(2, program, |_, served| served);
 }
 
-/// The thread on duty is kept, for ever, from what it is woken for.
+/// The thread on duty is woken, and is kept for ever from its work.
 #[test]
 fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
@@ -131,7 +131,7 @@ fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
     check(2, program, |_, served| served);
 }
 
-/// The thread on duty sleeps until it, or another thread, has taken in what arrives. It sleeps again if there was nothing: no thread sleeps for ever.
+/// The thread on duty sleeps until it, or another thread, has taken in packets. It sleeps again if there was nothing: no thread sleeps for ever.
 #[test]
 fn who_sleeps_on_duty_takes_in_what_arrives() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {

@@ -1,4 +1,4 @@
-//! Posts that are put off: somebody sends them, though nobody comes by any more.
+//! Posts that are put off: a thread sends them, though no thread visits the lane any more.
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
@@ -84,7 +84,7 @@ impl World {
 /// Two threads of the program do something, and never come again.
 fn run(first: fn(&World), second: fn(&World), posts: u32) {
     let mut model = loom::model::Builder::new();
-    // With more posts, fewer changes of thread that nobody waited for.
+    // With more posts, fewer changes of thread without a wait.
     model.preemption_bound = Some(if posts > 2 { 1 } else { 2 });
     model.check(move || {
         let world = World::new();
@@ -92,7 +92,7 @@ fn run(first: fn(&World), second: fn(&World), posts: u32) {
             let world = world.clone();
             thread::spawn(move || {
                 act(&world);
-                // Somebody who sends by himself wakes nobody.
+                // A thread that sends its own posts wakes no other.
                 world.clock.bell.ring();
             })
         });

@@ -1,4 +1,4 @@
-//! Keys: when one has been taken away, nobody uses the bytes.
+//! Keys: when one has been taken away, no thread uses the bytes.
 
 use super::SharedWord;
 use crate::memory::{Access, Keys, PublishedBytes, Publisher, Reader};
@@ -76,7 +76,7 @@ fn who_remembers_a_key_is_waited_for() {
     });
 }
 
-/// Who announces another key has done with the one before.
+/// A reader that announces another key has done with the one before.
 #[test]
 fn who_goes_on_to_another_key_has_done_with_the_one_before() {
     loom::model(|| {
@@ -95,7 +95,7 @@ fn who_goes_on_to_another_key_has_done_with_the_one_before() {
     });
 }
 
-/// Who remembers a key finds what it opens now, or nothing.
+/// A reader that remembers a key finds the bytes that it opens now, or nothing.
 #[test]
 fn a_key_that_opens_other_memory_by_now_is_looked_up_anew() {
     loom::model(|| {

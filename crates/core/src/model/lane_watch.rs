@@ -1,4 +1,4 @@
-//! Who watches a lane: whatever has arrived, somebody takes it in, though the polls stop at any moment.
+//! The watch of a lane: some thread takes in each packet that has arrived, though the polls stop at any moment.
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
@@ -45,7 +45,7 @@ struct Lane {
 impl WatchedLane for Lane {
     fn watch(&self, on: bool) {
         self.kernel.state.lock().unwrap().is_watched = on;
-        // What is there already is reported.
+        // Events that are there already are reported.
         self.kernel.bell.ring();
     }
 
@@ -74,7 +74,7 @@ impl World {
         self.kernel.bell.ring();
     }
 
-    /// The background thread, until it has taken in what arrives. It ends with an error of loom's if that never comes to its sight.
+    /// The background thread, until it has taken in the packets. It ends with an error of loom's if they never come to its sight.
     fn serve(&self) {
         loop {
             let mut state = self.kernel.state.lock().unwrap();
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// Interest is what the watch says.
+    /// The thread's interest is as the watch says.
     fn check(&self) {
         assert_eq!(self.kernel.state.lock().unwrap().is_watched, self.watch.is_armed());
     }
@@ -170,7 +170,7 @@ fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let world = World::new();
-        // Disarmed, and somebody is to look.
+        // Disarmed, and the background thread is to look.
         sleeps(&world);
         let (sender, background) = (world.clone(), world.clone());
         let threads = [

@@ -1,5 +1,5 @@
-//! What threads share under loom: every order in which threads can run, and every value that the memory model lets them read, with the very code that
-//! runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
+//! Models of the words and locks that threads share, under loom: every order in which threads can run, and every value that the memory model lets them
+//! read, with the very code that runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
 
 use crate::lock::Lock;
 use crate::rings::{RareWorkNote, Rings, WorkNote};
@@ -47,13 +47,13 @@ fn one_at_a_time_has_the_lock() {
         });
         let got = lock.try_lock().map(|shared| shared.add());
         thread.join().unwrap();
-        // Nobody has it now, and somebody has had it.
+        // No thread has it now, and at least one has had it.
         assert!(lock.try_lock().expect("free").add() >= 2);
         assert!(got.is_none_or(|value| value <= 2));
     });
 }
 
-/// A favourite that takes the lock twice, while another thread comes: each finds the value free of the other, and what the other did to it.
+/// A favourite that takes the lock twice, while another thread comes: each finds the value free of the other, and sees the other's changes.
 #[test]
 fn a_favourite_and_another_thread_have_the_lock_in_turn() {
     loom::model(|| {
@@ -112,7 +112,7 @@ fn two_threads_come_to_a_favourite() {
     });
 }
 
-/// What a thread sleeps on: loom ends with an error when everybody sleeps for ever.
+/// A thread sleeps on this: loom ends with an error when all threads sleep for ever.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<u32>,
@@ -135,7 +135,7 @@ impl Bell {
     }
 }
 
-/// Work for whoever has the lock: each of two threads posts something, and one of them has done it when both are back.
+/// Work for the holder of the lock: each of two threads posts something, and one of them has done it when both are back.
 struct Desk {
     lock: Lock<SharedWord>,
     posted: [AtomicU32; 2],

@@ -1,4 +1,4 @@
-//! What is received while something is being sent: it is put off until that has ended, and not forgotten.
+//! Packets that arrive while a thread is sending: they are put off until that has ended, and not forgotten.
 
 use super::SharedWord;
 use crate::lock::Lock;
@@ -67,7 +67,7 @@ impl Connection {
     }
 }
 
-/// A program sends, and goes on with what was put off. Meanwhile the background thread receives the answer, which wakes it.
+/// A program sends, and goes on with packets that were put off. Meanwhile the background thread receives the answer, which wakes it.
 #[test]
 fn what_is_put_off_is_taken_in() {
     loom::model(|| {

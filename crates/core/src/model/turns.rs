@@ -1,4 +1,4 @@
-//! Work that takes many turns, or long, and what is left to whoever is at it.
+//! Work that takes many turns, or long, and posts that are left to the thread with that work.
 
 use super::SharedWord;
 use crate::busy::Busy;
@@ -31,7 +31,7 @@ impl Desk {
         }
     }
 
-    /// Posts as a queue pair does whose requests may be being copied. True: it is done, or left to somebody who does it.
+    /// Posts as a queue pair does whose requests may be being copied. True: the post is done, or left to a thread that does it.
     fn post_beside(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.turns.will_find() };
@@ -47,7 +47,7 @@ impl Desk {
         self.work(&shared);
     }
 
-    /// Posts as a thread that sends or takes in packets and does not wait for the lock. True: it is done, or left to somebody who does it.
+    /// Posts as a thread that sends or takes in packets and does not wait for the lock. True: the post is done, or left to a thread that does it.
     fn post_unless_busy(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.busy.leave_note() };
@@ -66,7 +66,7 @@ impl Desk {
 
 fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, LockGuard<'_, SharedWord>), posters: usize) {
     let mut model = loom::model::Builder::new();
-    // Two threads in every order that there is; three in those with a few changes of thread that nobody waited for.
+    // Two threads in every order that there is; three in those with few changes of thread without a wait.
     model.preemption_bound = (posters > 1).then_some(2);
     model.check(move || {
         let desk = Arc::new(Desk::default());

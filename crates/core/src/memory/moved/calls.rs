@@ -1,5 +1,5 @@
-//! System calls on mappings, made without libc's functions: programs put their own in the place of those. UCX is one, to hear of memory that goes
-//! away: it would take a page that we exchange for one that the program has unmapped; and its `mremap` forgets the fifth argument.
+//! System calls on mappings, made without libc's functions, since programs put their own in the place of those. UCX does, to hear of memory that goes away.
+//! It would take a page that we exchange for one that the program has unmapped, and its `mremap` forgets the fifth argument.
 //!
 //! All are as their namesakes of libc, down to errno.
 
@@ -8,7 +8,7 @@ use std::ffi::c_void;
 /// mmap(2).
 ///
 /// # Safety
-/// As there: what was mapped at a fixed address is gone.
+/// As there: a mapping that was at a fixed address is gone.
 pub(super) unsafe fn mmap(
     address: *mut c_void,
     length: usize,
@@ -24,7 +24,7 @@ pub(super) unsafe fn mmap(
 /// mremap(2) to a place of the caller's choice.
 ///
 /// # Safety
-/// As there: what was mapped at `target` is gone.
+/// As there: a mapping that was at `target` is gone.
 pub(super) unsafe fn mremap(
     address: *mut c_void,
     length: usize,
@@ -39,7 +39,7 @@ pub(super) unsafe fn mremap(
 /// munmap(2).
 ///
 /// # Safety
-/// As there: nobody uses these bytes any more.
+/// As there: no thread uses these bytes any more.
 pub(super) unsafe fn munmap(address: *mut c_void, length: usize) -> i32 {
     // SAFETY: handed on to the caller.
     unsafe { libc::syscall(libc::SYS_munmap, address, length) as i32 }

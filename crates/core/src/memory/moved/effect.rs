@@ -1,6 +1,7 @@
-//! What the program's calls do to shared pages, done in the file and in the ledger: the guard's hands.
+//! The effects of the program's calls on shared pages, carried out by the guard in the file and in the ledger.
 //!
-//! Where the file is in memory, the system says at that instant ([`super::mapped`]). What was in a place that is unmapped by now, only the ledger knows.
+//! The system says at that instant where the file is in memory ([`super::mapped`]). Only the ledger knows which bytes were in a place that is unmapped by
+//! now.
 
 use super::calls;
 use super::file::{Area, Identity, punch};
@@ -14,7 +15,7 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
-/// The threads that wait for the reading of an event, and what has been done for them.
+/// The threads that wait for the reading of an event, and the work that is done for them already.
 pub(super) struct EventReaders {
     /// Made when the guard starts, which allocates nothing later.
     calls: Box<[Call]>,
@@ -88,7 +89,7 @@ impl EventReaders {
     }
 }
 
-/// The file, and what there is to be done it with.
+/// The file, and the means by which the guard works on it.
 pub(super) struct Effect<'a> {
     pub(super) file: RawFd,
     pub(super) identity: Identity,
@@ -111,7 +112,7 @@ pub(super) const CALLS: [i64; 6] = [
 ];
 
 impl Effect<'_> {
-    /// Does for everybody who waits what has to be done before the call returns. Again and again without a difference.
+    /// For each thread that waits, does the work that must be done before its call returns. The work may be done again, with no other result.
     pub(super) fn before(&mut self) {
         for at in 0..self.seen.count {
             let Call { number, arguments } = self.seen.calls[at];
@@ -134,10 +135,10 @@ impl Effect<'_> {
         }
     }
 
-    /// Does what an event says that has been read: its caller goes on already.
+    /// Carries out an event that has been read: its caller goes on already.
     pub(super) fn after(&mut self, event: Event) {
         match event {
-            // Otherwise it was done before; or by a caller whom no thread stands for (io_uring).
+            // Otherwise the work was done before the event was read. Or its caller is no thread that can be seen (io_uring).
             Event::Removed { start, end } => {
                 if !self.seen.has(What::Dropped, start) {
                     let _ = self.drop_late(start, end);
@@ -149,7 +150,7 @@ impl Effect<'_> {
                 }
             }
             Event::Moved { from, to, length } => {
-                // Who has moved it again since has another event waiting.
+                // If a thread has moved it again since, another event waits.
                 let (mut line, identity) = (None, self.identity);
                 let looked = self.mapped.each(to, to.saturating_add(length), |vma| {
                     line = line_of(vma, identity);
@@ -213,7 +214,7 @@ impl Effect<'_> {
         }
     }
 
-    /// What somebody is moving away at this instant, the ledger has there still: then that comes first.
+    /// The ledger still has pieces that a thread is moving away at this instant: their move comes first.
     fn unmapped_by_call(&mut self, start: usize, end: usize) {
         let calls = self.seen.calls.get(..self.seen.count).unwrap_or_default();
         let moves_some = |call: &Call| {
@@ -249,7 +250,7 @@ impl Effect<'_> {
         Ok(())
     }
 
-    /// What the program has made longer is behind what it takes away: the ledger hears of it now, since nothing tells of it later.
+    /// A part that the program has made longer is behind the part that it takes away. The ledger hears of it now, since no event tells of it later.
     fn learn(&mut self, at: usize) -> Result<(), UnreadableMaps> {
         let (identity, pieces) = (self.identity, &mut *self.pieces);
         self.mapped.each(at, at.saturating_add(1), |vma| {
@@ -260,7 +261,8 @@ impl Effect<'_> {
         })
     }
 
-    /// MREMAP_DONTUNMAP: what is left in the old place of private memory is empty. Of shared memory it would be the same pages, so private memory takes their place.
+    /// MREMAP_DONTUNMAP: the old place of private memory is empty afterwards. Of shared memory it would show the same pages, so private memory takes their
+    /// place.
     fn emptied(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         let identity = self.identity;
         let mut there = None;
@@ -280,7 +282,7 @@ impl Effect<'_> {
         if is_moved {
             self.faults.unregister(start, end - start);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-            // SAFETY: the caller has given up what is there, and waits. Nobody is told of it who would have to wait for this thread.
+            // SAFETY: the caller has given up these bytes, and waits. The unmapping makes no event for which this thread would have to wait.
             unsafe { calls::mmap(start as *mut _, end - start, protection, flags, -1, 0) };
         }
         Ok(())

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the file. Nearly all of it is never there.
 const SIZE: u64 = 1 << 56;
-/// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
+/// The least distance between two ranges: a range that the program makes longer (mremap(2)) goes on with zeros.
 pub(super) const GAP: u64 = 1 << 32;
 
 /// A part of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Area {
-    /// What is moved: the guard looks after it.
+    /// Pages that are moved: the guard looks after them.
     Moved,
     /// The engine's own.
     Own,
@@ -42,7 +42,7 @@ impl Area {
     }
 }
 
-/// What ranges begin at multiples of: the longest pages.
+/// Ranges begin at multiples of this: the longest pages.
 const HUGE: u64 = 2 << 20;
 
 /// Which file a mapping is of.
@@ -62,7 +62,7 @@ pub(super) struct SharedFile {
 }
 
 impl SharedFile {
-    /// Makes the file; nobody can make it shorter or longer from then on.
+    /// Makes the file; no process can make it shorter or longer from then on.
     pub(super) fn new() -> Result<Self, Refusal> {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: fills a live local.
@@ -153,8 +153,8 @@ fn data(fd: RawFd, from: u64, end: u64) -> Option<(u64, u64)> {
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Gives the pages of a piece of the file back; who still maps it finds zeros. Does nothing if the program has closed the descriptor: its number may
-/// be that of a file of the program's by now.
+/// Gives the pages of a piece of the file back; a process that still maps it finds zeros. Does nothing if the program has closed the descriptor: its number
+/// may be that of a file of the program's by now.
 pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     if !is_ours(descriptor) {

@@ -1,9 +1,9 @@
-//! Fork: a child gets copies of shared pages, in their places, as they were just before.
+//! Fork: a child gets copies of shared pages, in their places, as they were immediately before.
 //!
-//! The pages themselves belong to the parent and its peers, which go on writing to them. So a child does not inherit them, just as the
-//! kernel does with pages that an adapter has pinned. A copy is made before the fork, where the child finds it and
-//! puts it into its place by a system call for each piece. As with an adapter, what other threads store during a fork may be in the child, or not. The handler of the child takes no lock and frees nothing: it has the lock that the
-//! parent's thread took.
+//! The pages themselves belong to the parent and its peers, which go on writing to them. So a child does not inherit them, as the kernel does not let it
+//! inherit pages that an adapter has pinned. The parent's thread makes a copy before the fork. The child finds it there, and puts it into its place by a
+//! system call for each piece. As with an adapter, stores of other threads during a fork may be in the child, or not. The handler of the child takes no
+//! lock and frees nothing: it has the lock that the parent's thread took.
 
 use super::calls;
 use super::file::{Area, SharedFile};
@@ -23,7 +23,8 @@ struct Copy {
     protection: i32,
 }
 
-/// The bytes that a child is to have, in pages of its own: the program's heap may be among the moved pages, and then a child has none before this is carried out.
+/// The bytes for a child, in pages of its own. The program's heap may be among the moved pages, and then a child has no heap before they are in their
+/// places.
 pub(super) struct Copies {
     /// The first one, or zero.
     at: usize,
@@ -118,7 +119,7 @@ fn copy_all(state: &mut State) {
     for piece in own.copied() {
         copy(piece.offset, piece.address, piece.length, libc::PROT_READ | libc::PROT_WRITE);
     }
-    // What is moved, wherever the program has it by now, and what it has made longer as well: that is there even if nothing else is.
+    // The moved pages, at their present addresses, with the parts by which the program has made them longer: those are there even if nothing else is.
     match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
         Ok(views) => {
             let is_moved = |vma: &Vma| vma.is_shared && Area::at(vma.offset) == Area::Moved;

@@ -1,13 +1,12 @@
-//! The guard: a thread that keeps shared pages to what the program may expect of private ones.
+//! The guard: a thread that has shared pages behave as the program may expect of private ones.
 //!
-//! Shared pages are registered with userfaultfd(2), so that a thread that takes some away, by madvise(2), munmap(2) or mremap(2), sleeps until the guard has
-//! heard of it. Nothing is protected and nothing is missing there: no access ever waits. MADV_DONTNEED on private memory gives zeros, so the guard takes the
-//! pages out of the file. It has to do so *before* it reads the event, for it is the reading that lets the caller go on; and an event that has not been read
-//! says nothing. So the
-//! guard looks which system calls the threads sleep in ([`super::tasks`]), and where in the file their bytes are at that instant ([`super::mapped`]): a thread
-//! in such a call has given its bytes up ([`super::effect`]). The kernel hands out the oldest event first. The thread of that event sleeps, and the guard sees
-//! it. There is one exception: reading an event wakes all threads that wait, for the moment that each takes
-//! to see that it is not its turn. So the guard waits for every thread that runs, until the thread sleeps or has run for longer than that moment
+//! Shared pages are registered with userfaultfd(2), so that a thread that takes some away, by madvise(2), munmap(2) or mremap(2), sleeps until the guard
+//! has heard of it. Nothing is protected and nothing is missing there: no access ever waits. MADV_DONTNEED on private memory gives zeros, so the guard
+//! takes the pages out of the file. It has to do so *before* it reads the event: to read the event lets the caller go on. An event that has not been read
+//! says nothing, so the guard looks which system calls the threads sleep in ([`super::tasks`]), and where in the file their bytes are at that instant
+//! ([`super::mapped`]). A thread in such a call has given its bytes up ([`super::effect`]). The kernel hands out the oldest event first. The thread of that
+//! event sleeps, and the guard sees it. There is one exception. To read an event wakes all threads that wait, for the moment that each takes to see that it
+//! is not its turn. So the guard waits for every thread that runs, until the thread sleeps or has run for longer than that moment
 //! ([`super::tasks::Runners`]).
 //!
 //! The sleeper may hold any lock of the program's, that of its allocator first of all. So the guard allocates nothing, and takes no lock but that of the ledger
@@ -45,7 +44,7 @@ struct Watch {
     is_blind: AtomicBool,
 }
 
-/// What the thread works with: all of it is made when it starts.
+/// The memory and the files that the thread works with: all of it is made when it starts.
 struct Room {
     tasks: Tasks,
     entries: Entries,
@@ -56,7 +55,7 @@ struct Room {
 }
 
 impl PageGuard {
-    /// Starts it, and tries whether it sees what it has to see: else it is blind.
+    /// Starts the thread, and tries whether it sees all that it has to: else it is blind.
     pub(super) fn start(
         helpers: &'static Helpers,
         file: &mut SharedFile,

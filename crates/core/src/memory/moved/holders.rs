@@ -1,5 +1,5 @@
-//! Whether the process has something by which the kernel or a device may keep pages of its memory, and write to them at any time: io_uring in every form, queues of
-//! asynchronous requests, devices. Devices are not looked for by name: every one is such a thing unless it is known not to be.
+//! Whether the process has something by which the kernel or a device may keep pages of its memory, and write to them at any time: io_uring in every form,
+//! queues of asynchronous requests, devices. Devices are not looked for by name: each counts unless it is known to keep no pages.
 
 use super::Refusal;
 use super::maps;
@@ -21,7 +21,7 @@ const HARMLESS: [&[u8]; 12] = [
     b"bpf_link",
 ];
 
-/// No ring of io_uring that has a number of the calling thread's is there: what costs least to see.
+/// The cheapest look: no ring of io_uring is registered under a number of the calling thread's.
 pub(super) fn has_no_ring() -> Result<(), Refusal> {
     if has_registered_ring() { Err(Refusal::Uring) } else { Ok(()) }
 }
@@ -34,7 +34,7 @@ pub(super) fn check() -> Result<(), Refusal> {
     if contains(b"anon_inode:[io_uring]") {
         return Err(Refusal::Uring);
     }
-    // What is mapped of a device whose descriptor is closed.
+    // A mapping of a device whose descriptor is closed.
     let of_device = |line: &[u8]| {
         let path = line.split(|byte| *byte == b' ').next_back().unwrap_or_default();
         path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/") && path != b"/dev/zero"
@@ -72,7 +72,7 @@ fn descriptors() -> Result<(), Refusal> {
     for entry in std::fs::read_dir("/proc/self/fd").map_err(because)? {
         let entry = entry.map_err(because)?;
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // What is closed meanwhile is one of ours.
+        // A descriptor that is closed meanwhile is one of ours.
         let Ok(target) = std::fs::read_link(entry.path()) else { continue };
         let target = target.as_os_str().as_bytes();
         if target.starts_with(b"anon_inode:[io_uring]") {

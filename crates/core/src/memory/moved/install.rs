@@ -60,7 +60,7 @@ fn exchange(
         return Err(failed(errno));
     }
     let (taken, moved) = faults.move_pages(away, base, length);
-    // From here on, what is missing there reads as zeros.
+    // From here on, pages that are missing there read as zeros.
     faults.unregister(away, length);
     let result = moved
         .map_err(|errno| if errno == libc::EBUSY { Refusal::Pinned } else { failed(errno) })

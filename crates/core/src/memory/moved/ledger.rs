@@ -1,5 +1,5 @@
-//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed table under a lock of its own: the
-//! holder of that lock allocates nothing and makes no system call that could wait for the guard.
+//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed table under a lock of its own. The holder of
+//! that lock allocates nothing, and makes no system call that could wait for the guard.
 
 use super::file::GAP;
 use crate::signals::SignalMask;
@@ -7,7 +7,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most pieces: what may be shared, and what a program makes of it by moving parts elsewhere.
+/// The most pieces: those that may be shared, and those that a program makes of them by moving parts elsewhere.
 const MOST: usize = 1024;
 
 /// Pages of the file, in one piece of the program's memory.
@@ -32,13 +32,13 @@ impl Piece {
         Line::of(self.base, self.offset)
     }
 
-    /// What begins `gone` bytes further on.
+    /// The rest of the piece, which begins `gone` bytes further on.
     fn without(&self, gone: usize) -> Self {
         Self { base: self.base + gone, length: self.length - gone, offset: self.offset + gone as u64 }
     }
 }
 
-/// What addresses and offsets that go together have in common.
+/// The distance from addresses to offsets, which is the same in all parts of one mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Line(u64);
 
@@ -59,14 +59,15 @@ pub(super) enum FilePlace {
     Nowhere,
     /// The whole range is in the file, from this offset on.
     At(u64),
-    /// Some of the range is in the file, or what was there has been taken away by the program.
+    /// Some of the range is in the file, or the program has taken away the memory that was there.
     Partly,
 }
 
 /// All pieces.
 pub(super) struct Pieces {
     count: usize,
-    /// There was no room for a piece: it is somewhere, and nobody knows where. Nothing that might be its bytes is taken out of the file from then on.
+    /// There was no room for a piece: it is somewhere, and the ledger does not know where. From then on, bytes that might be of that piece are not taken
+    /// out of the file.
     has_lost_some: bool,
     all: [Piece; MOST],
 }
@@ -100,7 +101,7 @@ impl Pieces {
         self.has_lost_some || self.used().iter().any(|piece| piece.offset.abs_diff(offset) < GAP)
     }
 
-    /// False if there is no room. What goes together is one piece.
+    /// Adds a piece. False if there is no room. Pieces that continue each other become one.
     pub(super) fn add(&mut self, mut piece: Piece) -> bool {
         let is_beside = |other: &Piece| other.end() == piece.base || piece.end() == other.base;
         let beside =
@@ -137,8 +138,8 @@ impl Pieces {
         }
     }
 
-    /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows. What a program has made longer goes on behind its
-    /// piece in the file, up to what another piece shows; so where it has not done that, such a part is empty. What is on the line `but` is left out.
+    /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows. A part that a program has made longer goes on
+    /// behind its piece in the file, up to the next piece. Where the program has not done that, such a part is empty. Parts on the line `but` are left out.
     pub(super) fn parts(&self, start: usize, end: usize, but: Option<Line>, mut each: impl FnMut(u64, u64)) {
         let mut left = end.saturating_sub(start);
         let mut part = |piece: &Piece, from: usize, to: usize| {
@@ -157,14 +158,14 @@ impl Pieces {
         }
     }
 
-    /// How much of the file nobody else shows behind a piece.
+    /// Bytes of the file behind a piece that no other piece shows.
     fn room_behind(&self, piece: &Piece) -> usize {
         let behind = piece.offset + piece.length as u64;
         let others = self.used().iter().map(|other| other.offset).filter(|offset| *offset >= behind);
         others.map(|offset| offset - behind).min().unwrap_or(GAP).min(GAP) as usize
     }
 
-    /// The program has nothing of it in [`start`, `end`) any more, but for what is on the line, if one is given.
+    /// The program has nothing of it in [`start`, `end`) any more, except on the line `but`, if one is given.
     pub(super) fn forget(&mut self, start: usize, end: usize, but: Option<Line>) {
         let mut at = 0;
         while let Some(piece) = self.used().get(at).copied() {
@@ -172,7 +173,7 @@ impl Pieces {
                 at += 1;
                 continue;
             }
-            // What is before and behind comes back, behind this place in the table or in it, and has nothing there.
+            // The parts before and behind come back, behind this place in the table or in it, and have nothing there.
             self.remove(at);
             if piece.base < start {
                 self.note(Piece { length: start - piece.base, ..piece });
@@ -184,7 +185,7 @@ impl Pieces {
         }
     }
 
-    /// As the system says, this is mapped: what the program has made longer is known from now on.
+    /// The system says that this is mapped: a part that the program has made longer is known from now on.
     pub(super) fn learn(&mut self, start: usize, end: usize, line: Line) {
         let is_known = |piece: &Piece| piece.line() == line && piece.base <= start && piece.end() >= end;
         if self.used().iter().any(is_known) {
@@ -197,7 +198,7 @@ impl Pieces {
     /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it does.
     pub(super) fn relocate(&mut self, from: usize, to: usize, length: usize, line: Option<Line>) {
         let end = from.saturating_add(length);
-        // What is moved at once is one mapping, and so on one line.
+        // The bytes of one move are one mapping, and so on one line.
         let known = || self.used().iter().find(|piece| piece.has_any(from, end));
         let offset = match (line, known()) {
             (Some(line), _) => line.offset(to),

@@ -1,4 +1,4 @@
-//! What is mapped where at this instant, and which of it the kernel does not drop, for the guard: it allocates nothing here, and takes no lock of the program's.
+//! The mappings at this instant, and which of them the kernel does not drop, for the guard: it allocates nothing here, and takes no lock of the program's.
 
 use super::Refusal;
 use super::file::Identity;
@@ -32,7 +32,7 @@ impl ProgramMaps {
             has_query,
             text: vec![0; 16 << 10].into(),
         };
-        // What the kernel allocates for a file, it allocates now.
+        // The kernel allocates its memory for a file now, at the first reading.
         let (mut some, mut more) = (0, 0);
         let looked = mapped.each(0, usize::MAX, |_| {
             some += 1;
@@ -86,8 +86,9 @@ impl ProgramMaps {
         Ok(())
     }
 
-    /// How far from `start` on, at most to `end`, MADV_DONTNEED goes: the kernel takes one mapping after the other, passes over what is not mapped, and stops at one
-    /// that may not be dropped. Locked memory is such a one, but for MADV_DONTNEED_LOCKED (`with_locked`). The first mapping may be dropped if a thread waits there (`waits`).
+    /// How far from `start` on, at most to `end`, MADV_DONTNEED goes. The kernel takes one mapping after the other, passes over holes, and stops at a
+    /// mapping that may not be dropped. Locked memory is such a one, but for MADV_DONTNEED_LOCKED (`with_locked`). The first mapping may be dropped if a
+    /// thread waits there (`waits`).
     pub(super) fn may_be_dropped(
         &mut self,
         file: Identity,

@@ -1,4 +1,4 @@
-//! What the process has mapped where: by PROCMAP_QUERY, or from the text of `/proc/self/maps` where the kernel has no such call.
+//! The mappings of the process: by PROCMAP_QUERY, or from the text of `/proc/self/maps` where the kernel has no such call.
 
 use super::file::Identity;
 use super::{Facilities, Refusal};
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 
-/// What a mapping is called, as far as it matters here.
+/// The name of a mapping, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::memory) enum Name {
     /// Nothing, `[heap]`, or a name that the program gave to anonymous memory.
@@ -111,7 +111,7 @@ fn parse(text: &[u8]) -> impl Iterator<Item = Vma> + '_ {
     text.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// `start-end rwxp offset major:minor inode    name`; None for what is no such line.
+/// `start-end rwxp offset major:minor inode    name`; None for any other line.
 pub(super) fn parse_line(line: &[u8]) -> Option<Vma> {
     let (head, name) = split_fields(line)?;
     let mut fields = head.split(' ').filter(|field| !field.is_empty());
@@ -226,7 +226,7 @@ pub(in crate::memory) fn next(maps: &File, address: usize) -> Result<Option<Vma>
     query::next(maps, address, 0)
 }
 
-/// Where the mapping ends that `address` is in, and what it permits, in the bits of mmap(2). `maps` is an open `/proc/PID/maps`.
+/// The end of the mapping that `address` is in, and its protection, in the bits of mmap(2). `maps` is an open `/proc/PID/maps`.
 pub(in crate::memory) fn mapping_at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
     Ok(query::at(maps, address)?.map(|vma| (vma.end, vma.protection)))
 }

@@ -4,14 +4,15 @@
 //! last page, stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes. A copy back would cut
 //! off any part of the kernel that has got hold of them meanwhile.
 //!
-//! The program does not notice. Moving takes a copy, so it is done by the program's only thread, in a verbs call, with its signals blocked, the engine's own threads held
-//! ([`crate::helpers`]), and where nothing is found by which the kernel or a device could have pages in its hands. From then on a thread of ours *guards* the
-//! pages: dropped pages read as zeros, and the guard knows those that are unmapped or moved. Where one of these things cannot be had, nothing is moved
-//! ([`Refusal`]), and peers go other ways.
+//! The program does not notice. Moving takes a copy, so the program's only thread does it, in a verbs call. Its signals are blocked and the engine's own
+//! threads held ([`crate::helpers`]). Nothing may be there by which the kernel or a device could have pages in its hands. From then on a thread of ours
+//! *guards* the pages: dropped pages read as zeros, and the guard knows those that are unmapped or moved. Where one of these conditions does not hold,
+//! nothing is moved ([`Refusal`]), and peers go other ways.
 //!
-//! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
-//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
-//! peer's side; [`own`] what the engine has of its own; [`calls`] is how they map.
+//! Parts: [`file`] has the descriptor. At a [`safe_point`], a thread of the program does the work; [`quiet`] and [`holders`] look whether others could
+//! write, [`maps`] and [`eligible`] which memory may be moved. [`userfault`] and [`install`] move it. Afterwards, [`guard`], [`tasks`], [`mapped`],
+//! [`effect`] and [`ledger`] keep it. [`fork`] has the copies for a child, [`state`] the lock, [`view`] the peer's side, and [`own`] the engine's own
+//! memory. [`calls`] has the system calls on mappings.
 
 mod calls;
 mod effect;
@@ -65,7 +66,7 @@ pub struct Place {
     pub descriptor: RawFd,
     /// Where in it they begin.
     pub offset: u64,
-    /// Bytes: whole pages of what has been moved.
+    /// Length in bytes of the moved pages, which are whole.
     pub length: usize,
     /// Address of the pages' first byte in this process, in the first or second page of the region.
     pub address: usize,
@@ -178,8 +179,8 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 /// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
 /// already cost next to nothing.
 ///
-/// To be called where a thread of the program has entered the engine, holds none of its locks and has no bytes of a region open (a *safe point*),
-/// and a peer of the same host may reach the bytes: it takes about 0.8 ms for each MiB. No other process may be writing to the bytes
+/// Moves the pages of regions. To be called where a thread of the program has entered the engine, holds none of its locks and has no bytes of a region open
+/// (a *safe point*), and a peer of the same host may reach the bytes. It takes about 0.8 ms for each MiB. No other process may be writing to the bytes
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
 /// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
@@ -187,7 +188,7 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
     let _here = InterruptionGuard::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
-    // What is looked at once for all of them.
+    // Looks that are made once for all of them.
     let until = regions.iter().filter_map(|region| region.pages().ok()).map(|(_, end)| end).max();
     let look = || FlaggedMappings::below(until.unwrap_or(0));
     let flagged: Flags<'_> = LazyCell::new(&look);
@@ -300,7 +301,7 @@ fn is_there(file: Identity, start: usize, end: usize, offset: u64) -> Result<boo
     Ok(reached >= end)
 }
 
-/// Addresses, and lengths, of what the C library, and the kernel (rseq(2)), keep of the calling thread, and of what we keep of it.
+/// Addresses, and lengths, of the calling thread's data that the C library and the kernel (rseq(2)) keep, and of ours.
 fn thread_data() -> [(usize, usize); 3] {
     // SAFETY: asks where they are.
     let [errno, thread] = unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] };

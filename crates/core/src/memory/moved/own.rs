@@ -1,4 +1,4 @@
-//! Memory of the engine's own, in the same file as what is moved: peers map it as it is. Nobody but the engine maps or unmaps it, so there is nothing to guard.
+//! Memory of the engine's own, in the same file as the moved pages: peers map it as it is. Only the engine maps or unmaps it, so there is nothing to guard.
 
 use super::calls;
 use super::file::{self, Area};
@@ -9,10 +9,10 @@ use crate::memory::ways;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 
-/// What a child of fork has of it.
+/// The bytes of it in a child of fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InChild {
-    /// A copy of what was there just before the fork.
+    /// A copy, as of the time immediately before the fork.
     Copy,
     /// The pages of the parent process themselves.
     Same,
@@ -23,14 +23,14 @@ const MOST_COPIED: usize = 64 << 20;
 /// The most pieces. Each is a mapping of its own, of which the kernel allows a process 65,530 by default.
 const MOST_PIECES: usize = 1024;
 
-/// What there is of it in this process, under the lock of the state.
+/// The pieces of it in this process, under the lock of the state.
 pub(super) struct Pieces {
     count: usize,
     /// The pieces that a fork copies.
     copied: Vec<Piece>,
 }
 
-/// A piece that a fork copies: nobody moves it, cuts it or changes its protection.
+/// A piece that a fork copies: no thread moves it, cuts it or changes its protection.
 pub(super) struct Piece {
     pub(super) address: usize,
     pub(super) length: usize,
@@ -82,8 +82,8 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no peer would map them, or the system does not give them in this way, or there are
-    /// too many of them, or a fork would copy too much: ordinary memory does, too.
+    /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no peer would map them, where the system does
+    /// not give them in this way, where there are too many of them, or where a fork would copy too much. Ordinary memory serves then.
     pub(crate) fn new(has_peers_that_map: bool, length: usize, in_child: InChild) -> Option<Self> {
         if length == 0 || !has_peers_that_map || !ways::has_own_memory() {
             return None;
@@ -92,7 +92,7 @@ impl Own {
         let _here = InterruptionGuard::new();
         // A fork waits until a child would have what it is to have.
         let mut state = state::lock()?;
-        // A page of the file could be refused later, when somebody stores there.
+        // A page of the file could be refused later, when a thread stores there.
         if !state.own.has_room(length, in_child)
             || is_strict(&maps::read("/proc/sys/vm/overcommit_memory").ok()?)
         {
@@ -133,7 +133,7 @@ impl Own {
     }
 
     fn unmap(&self) {
-        // SAFETY: our own mapping, which nobody uses any more.
+        // SAFETY: our own mapping, which no thread uses any more.
         unsafe { calls::munmap(self.address as *mut _, self.length) };
     }
 }
@@ -159,7 +159,7 @@ impl Drop for Own {
     fn drop(&mut self) {
         let _here = InterruptionGuard::new();
         if !self.born.is_here() || self.process != std::process::id() {
-            // A child: the file is its parent's, who may be using it. Something else may be where a copy could not be had.
+            // A child: the file is its parent's, which may be using it. Where there was no room for a copy, something else may be in that place.
             if self.in_child == InChild::Same {
                 self.unmap();
             }
@@ -170,7 +170,7 @@ impl Drop for Own {
             state.own.remove(self);
             self.unmap();
         }
-        // Who still maps it, a peer or a child that has the same pages, finds zeros.
+        // A peer, or a child with the same pages, that still maps it finds zeros.
         file::punch(self.descriptor, self.offset, self.length as u64);
     }
 }

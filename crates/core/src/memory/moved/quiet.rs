@@ -1,4 +1,4 @@
-//! Whether anybody but the calling thread could be writing to the program's memory, at this instant or, by pages that it keeps, later.
+//! Whether any thread or process but the calling thread could be writing to the program's memory, at this instant or, by pages that it keeps, later.
 
 use super::Refusal;
 use super::holders;
@@ -29,7 +29,7 @@ impl Alone {
     }
 }
 
-/// What costs least to see of it: there is one thread, this one, and it can be guarded.
+/// The cheapest looks: there is one thread, this one, and it can be guarded.
 pub(super) fn may_be_alone() -> Result<Option<&'static Helpers>, Refusal> {
     // The program's one thread is somewhere else then, and may be writing.
     if is_helper() {
@@ -72,7 +72,7 @@ fn shares_memory() -> Result<bool, Refusal> {
             // SAFETY: compares two processes.
             let compared = unsafe { libc::syscall(libc::SYS_kcmp, own, child, KCMP_VM, 0, 0) };
             let has_ended = || std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-            // Who may not be looked at may be anybody.
+            // A process that may not be looked at could be one that shares this memory.
             if compared == 0 || compared < 0 && !has_ended() {
                 return Ok(true);
             }

@@ -7,13 +7,13 @@ use std::fmt;
 pub enum Refusal {
     /// `ADVERB_WITHOUT` says so.
     Off,
-    /// Nobody has looked yet: a thread of the program does, when it comes by.
+    /// No thread has looked yet: a thread of the program does, at its next safe point.
     Later,
     /// The region is not registered any more.
     Ended,
     /// The region has no whole page, or too few while so many other ranges are moved.
     Small,
-    /// The memory is of another kind than what can be moved.
+    /// The memory is of a kind that cannot be moved.
     Memory(&'static str),
     /// Some of the memory has been moved for another region, or had been until the program put something else in its place.
     Overlap,

@@ -34,7 +34,8 @@ impl SafePoints {
     }
 }
 
-/// Has this done by the next thread of the program that comes by a safe point. There may be none for good: the caller sees to it that what waits here does not grow.
+/// Has the work done by the next thread of the program that passes a safe point. Perhaps no thread ever does: so the caller must bound the work that waits
+/// here.
 pub fn at_safe_point(points: &SafePoints, work: Work) {
     points.lock().push(work);
     WAITS.store(true, Ordering::Release);
@@ -54,7 +55,7 @@ fn serve() {
     if crate::helpers::is_helper() {
         return;
     }
-    // Before the look: what comes after it is seen by the next.
+    // Before the look: work that comes after it is seen by the next thread.
     WAITS.swap(false, Ordering::AcqRel);
     let Some(points) = CURRENT.get() else { return };
     let taken = std::mem::take(&mut *points.lock());

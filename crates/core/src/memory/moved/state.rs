@@ -1,4 +1,4 @@
-//! What sharing needs, under one lock that a fork takes, too.
+//! The state of sharing, under one lock that a fork takes, too.
 
 use super::Refusal;
 use super::file::SharedFile;
@@ -14,7 +14,7 @@ pub(super) struct State {
     pub(super) file: Option<SharedFile>,
     pub(super) guard: Option<PageGuard>,
     pub(super) own: Pieces,
-    /// What a child is to have, while a fork is under way.
+    /// The copies for a child, while a fork is under way.
     pub(super) copies: Copies,
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Call {
     pub(super) arguments: [usize; 6],
 }
 
-/// What a thread is at.
+/// The state of a thread.
 enum State {
     /// On a processor, or about to be.
     Runs,
@@ -22,8 +22,8 @@ enum State {
     Calls(Call),
 }
 
-/// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a moment, because the event of another was read. It takes
-/// less than [`Runners::ENOUGH`] of processor time to sleep again. Whoever has run for longer is at something else.
+/// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a moment, because the event of another was read.
+/// It takes less than [`Runners::ENOUGH`] of processor time to sleep again. A thread that has run for longer does something else.
 pub(super) struct Runners {
     /// Made when the guard starts, which allocates nothing later.
     all: Box<[Runner]>,
@@ -42,7 +42,7 @@ pub(super) fn entries() -> Entries {
 #[derive(Clone, Copy)]
 struct Runner {
     thread: libc::pid_t,
-    /// The thread's processor time at the last look, and what is counted of it, in nanoseconds.
+    /// The thread's processor time at the last look, and the part of it that counts, in nanoseconds.
     time: u64,
     counted: u64,
 }
@@ -89,7 +89,7 @@ impl Runners {
                 runner.counted
             }
             None => {
-                // So many do not run at once; and nobody is to wait for ever.
+                // So many do not run at once; and the guard is not to wait for ever.
                 let Some(place) = self.all.get_mut(self.count) else { return };
                 *place = Runner { thread, time, counted: 0 };
                 self.count += 1;
@@ -138,7 +138,7 @@ impl File {
     }
 }
 
-/// What is in the name of every function of the kernel that waits for the reading of an event.
+/// A part of the name of every function of the kernel that waits for the reading of an event.
 const EVENT: &[u8] = b"userfaultfd";
 
 type Text = [u8; 256];
@@ -238,7 +238,7 @@ impl Tasks {
             return Some(State::Sleeps);
         }
         let waits = self.waits_for_event(name);
-        // Twice: what it does is certain once it has been seen to wait. Whoever was between two places may have begun to wait meanwhile.
+        // Twice: its call is certain once the thread has been seen to wait. A thread that was between two places may have begun to wait meanwhile.
         match self.state(name)? {
             State::Calls(again) if waits && again == call => Some(State::Calls(call)),
             _ if waits => Some(State::Runs),
@@ -299,7 +299,7 @@ fn thread(name: &[u8]) -> Option<libc::pid_t> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// The name of the first entry (`struct linux_dirent64`) that is a number, and what follows.
+/// The name of the first entry (`struct linux_dirent64`) that is a number, and the entries behind it.
 fn next_name(mut entries: &[u8]) -> Option<(&[u8], &[u8])> {
     loop {
         let length = u16::from_ne_bytes(entries.get(16..18)?.try_into().ok()?);

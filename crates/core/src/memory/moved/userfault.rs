@@ -52,7 +52,7 @@ struct Transfer {
     done: i64,
 }
 
-/// What a thread that touches the pages waits for.
+/// The kind of access for which a thread waits.
 #[derive(Clone, Copy)]
 pub(super) enum Mode {
     /// A thread that touches a missing page waits until the page comes.

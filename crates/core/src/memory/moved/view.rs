@@ -8,8 +8,7 @@ use crate::memory::keys::Span;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most that is mapped of all peers' memory together: a quarter of what there are addresses for. Those who lie about how much they have leave the
-/// program enough.
+/// The most that is mapped of all peers' memory together: a quarter of the address space. Peers that lie about how much they have leave the program enough.
 const MOST: usize = 1 << 45;
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
 /// The most views that are mapped of all peers' memory together: an eighth of the mappings that the kernel allows a process by default.
@@ -44,8 +43,8 @@ impl Drop for AddressReservation {
     }
 }
 
-/// Pages of another process of this host, in use until dropped. Thread-safe; whatever the other process does to them, an access is at worst a [`Fault`].
-/// A child of fork does not inherit them.
+/// Pages of another process of this host, in use until dropped. Thread-safe. The other process may change or drop them at any time: an access is at worst a
+/// [`Fault`]. A child of fork does not inherit them.
 #[derive(Debug)]
 pub struct View {
     address: usize,
@@ -57,11 +56,12 @@ pub struct View {
 }
 
 impl View {
-    /// Maps the pages of `length` bytes at `offset` of a descriptor that a peer says to have its pages in, to be read and, if the peer's key permits it, written.
+    /// Maps the pages of `length` bytes at `offset` of a descriptor, in which a peer says to have its pages. They can be read and, if the peer's key
+    /// permits it, written.
     ///
     /// # Errors
-    /// EINVAL for no bytes, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
-    /// shorter; ENOMEM when too much is mapped already; what mmap(2) answers.
+    /// EINVAL for no bytes, for a place that is not in the file, and for a descriptor of anything but memory that is sealed against becoming shorter.
+    /// ENOMEM when too much is mapped already; the errors of mmap(2).
     pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
         // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
@@ -225,7 +225,7 @@ impl View {
         length: usize,
     ) -> std::result::Result<(), Fault> {
         let source = part(source, from, length)?;
-        // SAFETY: as in `write`; the source is what a key opened.
+        // SAFETY: as in `write`; a key opened the source.
         unsafe { copy::copy_between(self.at(at, length)?, source, length) }
     }
 
@@ -287,7 +287,7 @@ impl View {
         length: usize,
     ) -> std::result::Result<(), Fault> {
         let target = part(target, to, length)?;
-        // SAFETY: the target is what a key opened for writing.
+        // SAFETY: a key opened the target for writing.
         unsafe { self.copy_out(at, target, length) }
     }
 
@@ -319,7 +319,7 @@ impl Drop for View {
         // In a child of fork something else may be there.
         if self.born.is_here() {
             let (start, length) = self.pages;
-            // SAFETY: our own mapping, which nobody uses any more.
+            // SAFETY: our own mapping, which no thread uses any more.
             unsafe { calls::munmap(start as *mut _, length) };
         }
     }
