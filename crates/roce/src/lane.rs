@@ -292,11 +292,19 @@ impl Lane {
         loop {
             self.receive_and(By::Background, &manage);
             drop(lock_until(&self.rx, until));
-            // Looked for again since: by now, or in a moment.
+            // Another thread has taken the note of this one: it has looked since, or is about to, with the lock.
             if !self.missed.is_noted() || time::now() >= until {
-                drop(lock_until(&self.rx, until));
-                return;
+                return self.wait_for_receiver(until, manage);
             }
+        }
+    }
+
+    /// Returns when the packets that another thread is taking in at this instant are taken in, at the latest at `until`.
+    fn wait_for_receiver(&self, until: Duration, manage: impl Fn(Vec<Stray>)) {
+        drop(lock_until(&self.rx, until));
+        // The background thread may have found the lock taken by this thread, which has to look for it.
+        if self.missed.is_noted() {
+            self.receive_and(By::Background, manage);
         }
     }
 
@@ -612,6 +620,8 @@ impl Lane {
     /// Returns when the packets that another thread is sending at this instant have left.
     pub(crate) fn wait_for_sender(&self) {
         drop(lock(&self.tx));
+        // A thread that had something to send meanwhile may have found the lock taken by this one, which has to send for it.
+        self.transmit();
     }
 
     /// An endpoint has a deadline from now on; it stays in the list until a look finds it without one.
@@ -891,5 +901,39 @@ impl Source for Acknowledge {
     fn timeout(self: Arc<Self>) {
         self.0.acknowledging.store(false, Ordering::SeqCst);
         self.0.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::Route;
+    use std::net::Ipv4Addr;
+
+    fn lane() -> Arc<Lane> {
+        adverb_core::engine::install(&[crate::FACTORY]);
+        let net = Net::new(Vec::new());
+        Lane::new(&net, Socket::bind(0).expect("a socket")).expect("a lane")
+    }
+
+    /// A thread that waits for the sender has the lock for a moment. Another thread that has something to send finds it taken then, and goes away.
+    #[test]
+    fn a_thread_that_has_waited_for_the_sender_sends_for_others() {
+        let lane = lane();
+        let address = Ipv4Addr::LOCALHOST.into();
+        let port = lane.socket.port();
+        let route = Route { source: address, interface: 0, destination: address, port, class: 0, hops: 1 };
+        assert!(lock(&lane.tx).add_judged(&route, &[0; 64]));
+        lane.wait_for_sender();
+        assert!(lock(&lane.tx).is_empty());
+    }
+
+    /// A thread that waits for the receiver has the lock for a moment. The background thread, which leaves a note, finds it taken then.
+    #[test]
+    fn a_thread_that_has_waited_for_the_receiver_looks_for_notes() {
+        let lane = lane();
+        lane.missed.note();
+        lane.wait_for_receiver(time::now() + LAST, drop);
+        assert!(!lane.missed.is_noted());
     }
 }
