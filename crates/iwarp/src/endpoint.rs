@@ -305,7 +305,11 @@ impl Endpoint {
             }
             let Ok(mut guard) = self.rx.try_lock() else { return all };
             self.missed.begin();
-            let Some(rx) = &mut *guard else { return all };
+            let Some(rx) = &mut *guard else {
+                // A thread may have brought a message while another one ended the connection. No message waits for that connection any more.
+                self.waits.store(false, Ordering::SeqCst);
+                return all;
+            };
             let taken = rx.take_in(self, by);
             if self.waits.load(Ordering::Relaxed) {
                 // Clear first, then look: a thread that brings a message puts it into the inbox first, and then sets `waits`. So the message is seen here, or
@@ -576,9 +580,10 @@ impl adverb_core::transport::Endpoint for Endpoint {
             lock(&self.to_ring).extend(tx.channel());
         }
         drop(guard);
-        // The background thread sends and receives for them. This thread may not: it has its queue's lock.
-        let goes_on = self.rounds.go_on(&self.missed);
-        if goes_on || self.rings.since(seen) {
+        // First the rings: the full fence between the end of the lock and both looks stands in `since`.
+        let has_rung = self.rings.since(seen);
+        // The background thread sends and receives for those threads. This thread may not: it has its queue's lock.
+        if self.rounds.go_on(&self.missed) || has_rung {
             self.catch_up();
         }
         taken_over
