@@ -1,5 +1,5 @@
-//! What a process has done, in numbers that another process can read: in memory ([`Page`]) that `adverb devices -v` finds under `/proc/PID/fd` of every running
-//! process of the same user, and that the files of counters are summed up from ([`files`]).
+//! A process's counters of its work, in memory that another process can read ([`Page`]). `adverb devices -v` finds it under `/proc/PID/fd` of every running
+//! process of the same user. The files of counters are summed up from it ([`files`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ macro_rules! counters {
                 vec![$((stringify!($field), $text, self.$field.get()),)*]
             }
 
-            /// Counters that nobody else reads.
+            /// Counters that only this process reads.
             pub fn private() -> Self {
                 Self { $($field: Counter::new(0),)* }
             }
@@ -103,7 +103,7 @@ counters! {
     taken_over: "times that this process took over UDP port 4791",
 }
 
-/// A number that only grows: the sum of what all add to, and of what one adds to who is known to be alone, which costs less.
+/// A number that only grows. It is the sum of two words: threads add to one together, and one thread at a time adds to the other, which costs less.
 #[repr(C)]
 pub struct Counter {
     shared: AtomicU64,
@@ -115,7 +115,7 @@ impl Counter {
         Self { shared: AtomicU64::new(value), alone: AtomicU64::new(0) }
     }
 
-    /// Adds `n`. `alone`: whoever else says so of this counter does not do so at the same time, as under a lock.
+    /// Adds `n`. `alone`: no two threads pass this for one counter at the same time, as a lock makes sure.
     #[inline]
     pub fn count(&self, n: u64, alone: bool) {
         if alone {
@@ -131,7 +131,7 @@ impl Counter {
         self.shared.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The value, which is then 0. Nobody adds to it at that time.
+    /// The value, which is then 0. No thread adds to it at that time.
     fn take(&self) -> u64 {
         self.shared.swap(0, Ordering::Relaxed).wrapping_add(self.alone.swap(0, Ordering::Relaxed))
     }
@@ -146,9 +146,9 @@ impl Counter {
 pub(crate) struct Alone(Option<Arc<AtomicBool>>);
 
 impl Alone {
-    /// The right, unless somebody has it.
+    /// The right, unless another object has it.
     pub(crate) fn claim(taken: &Arc<AtomicBool>) -> Self {
-        // Acquire: what the last holder has counted.
+        // Acquire: this thread continues the last holder's count.
         Self((!taken.swap(true, Ordering::Acquire)).then(|| taken.clone()))
     }
 
@@ -188,8 +188,8 @@ pub fn running() -> Vec<Process> {
     Looker::default().look()
 }
 
-/// Looks at the running processes again and again. Most of a host's processes count nothing, and to find that out takes a look at all their descriptors: so those that have
-/// been without counters for a while are looked at less often.
+/// Looks at the running processes again and again. Most of a host's processes count nothing, and to find that out takes a look at all their descriptors. So
+/// processes that have been without counters for a while are looked at less often.
 #[derive(Default)]
 pub struct Looker {
     without: HashMap<u32, Bystander>,

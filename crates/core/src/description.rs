@@ -1,8 +1,8 @@
 //! The devices that a run wants, described in words: their names, transports, addresses and places.
 //!
-//! A list has entries `NAME` or `NAME@key=value,key=value`, with a comma, a space or a new line between two; what follows `#` on a line is a remark. A name alone is
-//! one of this build's own (`roce0`); with `@` it is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of them its
-//! own. The list that verbs show and the files that programs find are both made of this.
+//! A list has entries `NAME` or `NAME@key=value,key=value`, with a comma, a space or a new line between two. The rest of a line behind `#` is a remark. A
+//! name alone is one of this build's own (`roce0`); with `@` it is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of
+//! them its own. The list that verbs show and the files that programs find are both made of this.
 
 use crate::interfaces::{self, Address};
 use std::cell::LazyCell;
@@ -33,7 +33,8 @@ pub struct Description {
     pub addresses: Addresses,
     /// The NUMA node that it is said to be on.
     pub numa: Option<u32>,
-    /// Where on the PCI bus it is said to be, with all bridges above it, from the root port downwards; empty if that is left to whoever shows it.
+    /// The place on the PCI bus that the device is to have, with all bridges above it, from the root port downwards. Empty if the files of the devices may
+    /// choose one.
     pub pci: Vec<Slot>,
     /// The speed that it tells.
     pub rate: Rate,
@@ -130,7 +131,7 @@ impl std::fmt::Display for Slot {
     }
 }
 
-/// The speed of a link that verbs and files tell. What the network carries does not depend on it.
+/// The speed of a link, as verbs and files tell it. The network's own speed does not depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Gigabits in a second.
@@ -139,7 +140,7 @@ pub struct Rate {
     pub width: u8,
     /// `active_speed` there.
     pub speed: u8,
-    /// What a file says of both.
+    /// The words of a file for both.
     pub words: &'static str,
 }
 
@@ -170,20 +171,20 @@ impl Rate {
 }
 
 impl Default for Rate {
-    /// Four lanes of 10 Gb/s: the nearest thing to the host's speed that everybody understands.
+    /// Four lanes of 10 Gb/s: the nearest speed to the host's that all programs understand.
     fn default() -> Self {
         RATES[2]
     }
 }
 
-/// What is wrong in a list.
+/// An error in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
     /// Where in the text, in bytes.
     pub at: usize,
     /// The entry, or the part of it.
     pub what: String,
-    /// What is wrong, and what is allowed.
+    /// The error, and the values that are allowed.
     pub why: String,
 }
 
@@ -271,8 +272,8 @@ fn transport_of(device: &str) -> &str {
     device.trim_end_matches(|letter: char| letter.is_ascii_digit())
 }
 
-/// The devices of a list, in their order, or what is wrong with an entry; `known` are those of this build. A name alone may stand twice, and means the
-/// device once.
+/// The devices of a list, in their order, or the error of an entry; `known` are those of this build. A name alone may stand twice, and means the device
+/// once.
 pub fn parse(text: &str, known: &[&str]) -> Vec<Result<Description, Wrong>> {
     parse_with_places(text, known).into_iter().map(|(_, one)| one).collect()
 }
@@ -308,7 +309,7 @@ fn take_places(devices: &mut [(usize, Result<Description, Wrong>)]) {
     let named = devices.iter().filter_map(|(_, one)| one.as_ref().ok()).flat_map(|one| &one.pci);
     let named: HashSet<_> = named.map(bus_of).collect();
     let mut tree = Tree::default();
-    // Who names the bridges above a bus need not stand before others on the bus.
+    // An entry with the bridges above a bus need not stand before others on the bus.
     for is_alone in [false, true] {
         for (at, one) in devices.iter_mut() {
             let Ok(device) = one else { continue };

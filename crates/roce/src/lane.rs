@@ -1,8 +1,8 @@
-//! Lanes: a UDP socket, what arrives on it and what waits to leave by it.
+//! Lanes: a UDP socket, the packets that arrive on it, and the packets that wait to leave by it.
 //!
-//! The queue pairs whose receives complete on one completion queue share a lane, so polling that queue drains just their socket. The thread that
-//! gets the receive try-lock takes in what has arrived. The thread that gets the transmit try-lock sends for all threads, and looks again after letting
-//! go; no thread waits for either lock. While no thread polls, the background thread does both ([`adverb_core::lane_watch`]).
+//! The queue pairs whose receives complete on one completion queue share a lane, so a poll of that queue drains only their socket. The thread that gets the
+//! receive try-lock takes in packets. The thread that gets the transmit try-lock sends for all threads. Each of the two looks again after it lets go, for
+//! threads that found its lock taken; these do not wait. While no thread polls, the background thread does both ([`adverb_core::lane_watch`]).
 
 use crate::batch::{Batch, FlushOutcome, PacketRoute};
 use crate::endpoint::Endpoint;
@@ -57,7 +57,7 @@ pub(crate) struct Lane {
     place: OnceLock<usize>,
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
-    /// What the lane's polls know of the channels.
+    /// The channels as the lane's polls have last seen them.
     channels: Lock<ChannelSnapshot>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
@@ -80,7 +80,7 @@ pub(crate) struct Lane {
     /// A thread sends at this instant, or has left packets that wait for room: acknowledgements that are not pending any more may still be here.
     is_sending: AtomicBool,
     vain: AtomicU32,
-    /// A thread of the program is in the middle of a poll, or of a post that takes in what has arrived; not exact where two are.
+    /// A thread of the program is in the middle of a poll, or of a post that takes in packets; not exact where two are.
     is_being_polled: AtomicBool,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
@@ -212,7 +212,7 @@ impl Lane {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
-    /// Takes in what has arrived, as [`Lane::receive`] does. `manage` handles the management datagrams that have come, with no lock held.
+    /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management datagrams that have come, with no lock held.
     fn receive_and(&self, by: By, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {
@@ -254,7 +254,7 @@ impl Lane {
         }
     }
 
-    /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in what has arrived, as a poll does.
+    /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in packets that have arrived, as a poll does.
     pub(crate) fn transmit_train(&self, endpoint: &Endpoint) {
         // The background thread is not to take in meanwhile the packets that this thread is about to.
         self.is_being_polled.store(true, Ordering::Relaxed);
@@ -262,7 +262,8 @@ impl Lane {
         self.visit(By::Post);
     }
 
-    /// A thread of the program comes by: it sends what waits to be gathered, and takes in what has arrived. Returns whether anything had.
+    /// A thread of the program visits the lane: it sends posts that wait to be gathered, and takes in packets that have arrived. Returns whether there were
+    /// any.
     #[inline]
     fn visit(&self, by: By) -> bool {
         self.is_being_polled.store(true, Ordering::Relaxed);
@@ -386,7 +387,7 @@ impl Lane {
         let _ = self.flush(batch);
     }
 
-    /// The process exits: what is on a slow wire still arrives.
+    /// The process exits: packets on a slow wire still arrive.
     #[cold]
     fn send_kept(&self, impaired: &LaneFaults, batch: &mut Batch) {
         let until = time::now() + LAST_WORD;
@@ -396,7 +397,7 @@ impl Lane {
         }
     }
 
-    /// Asks the wire about what is about to leave.
+    /// Asks the wire about packets that are about to leave.
     #[cold]
     fn judge(&self, impaired: &LaneFaults, batch: &mut Batch) {
         let now = time::now();
@@ -439,7 +440,7 @@ impl Lane {
         self.transmit_until_idle(None);
     }
 
-    /// Sends what is due, as [`Lane::transmit`] does, but begins with `first`, which has just been posted to.
+    /// Sends packets that are due, as [`Lane::transmit`] does, but begins with `first`, to which the calling thread has posted.
     #[inline]
     pub(crate) fn transmit_for(&self, first: &Endpoint) {
         self.rings.ring();
@@ -495,14 +496,14 @@ impl Lane {
     fn send_all(&self, batch: &mut Batch, first: Option<&Endpoint>) {
         let mut next = first.map(Endpoint::this);
         if !batch.is_empty() && !self.flush(batch) {
-            // Nothing more fits into the socket: what is queued stays so.
+            // Nothing more fits into the socket: the endpoints stay queued.
             if let Some(endpoint) = next {
                 endpoint.enqueue();
             }
             return;
         }
         loop {
-            // Anew for each batch: what is sent meanwhile takes time, and more where processors are few.
+            // The clock is read anew for each batch: to send one takes time, and more where processors are few.
             let mut read = None;
             let mut now = || *read.get_or_insert_with(time::now);
             while batch.has_room() {
@@ -585,11 +586,11 @@ impl Lane {
         }
     }
 
-    /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
+    /// Sends one packet of its own, behind those that wait. For management datagrams: it may wait for the lock.
     pub(crate) fn send_packet(&self, packet_route: &PacketRoute, carrier: &Carrier, packet: &[u8]) {
         let until = time::now() + LAST_WORD;
         while !self.try_packet(packet_route, carrier, packet) {
-            // It waits for the other process to take in what is before it, unless that was in vain a moment ago.
+            // It waits for the other process to take in the records before it, unless that was in vain a moment ago.
             if !carrier.urge(time::now() < until) {
                 break;
             }
@@ -658,7 +659,7 @@ impl Lane {
         }
     }
 
-    /// Serves the deadlines that have passed, with the lock of those who are being looked at.
+    /// Serves the deadlines that have passed, with the lock of the endpoints that are being looked at.
     fn serve_deadlines(&self, now: Duration, mut looking: MutexGuard<'_, Vec<Arc<Endpoint>>>) {
         self.earliest.store(u64::MAX, Ordering::Relaxed);
         std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);

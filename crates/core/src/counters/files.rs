@@ -1,7 +1,8 @@
-//! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they follow from what processes count.
+//! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they follow from the processes' counters.
 //!
-//! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those that have ended, too. It knows
-//! nothing of this crate, so the command writes down for it which words of a page each file is the sum of ([`recipes`]).
+//! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those
+//! that have ended, too. The library knows nothing of this crate. So the command writes down for it which words of a page each file is the sum of
+//! ([`recipes`]).
 
 use super::page::{self, CounterSet, DEVICES, NAME, Page};
 use super::{Counter, Counters};
@@ -29,7 +30,7 @@ pub(super) fn page_name(number: u32) -> String {
 struct File {
     /// The file's name, with its folder.
     name: &'static str,
-    /// What the sum is divided by.
+    /// The sum is divided by this.
     unit: u64,
     /// Counters, by their place in the set.
     of: &'static [usize],
@@ -41,8 +42,9 @@ macro_rules! files {
     };
 }
 
-/// What the kernel shows of every port of an adapter (`pma_attrs`), as far as this can be true: what is not here cannot happen where there is no such link.
-/// Data is in units of four bytes. It is payload; packets and frames are those of the protocol, and an operation that is done in the peer's memory at once counts as one.
+/// The files that the kernel shows for every port of an adapter (`pma_attrs`), as far as they can be true. The others count events that cannot happen
+/// without such a link. Data is in units of four bytes. It is payload; packets and frames are those of the protocol. An operation that is done in the
+/// peer's memory at once counts as one.
 const PORT: &[File] = files! {
     "counters/port_xmit_data": [tx_bytes] / 4;
     "counters/port_rcv_data": [rx_bytes] / 4;
@@ -70,7 +72,7 @@ const NEVER: [&str; 11] = [
     "counters/port_xmit_wait",
 ];
 
-/// What the kernel's rxe shows beside them, under its names, of what is counted here.
+/// The files that the kernel's rxe shows beside them, under its names, as far as their events are counted here.
 const ROCE: &[File] = files! {
     "hw_counters/sent_pkts": [tx_frames, tx_direct] / 1;
     "hw_counters/rcvd_pkts": [rx_frames] / 1;
@@ -98,7 +100,7 @@ pub fn moving() -> impl Iterator<Item = &'static str> {
     PORT.iter().chain(ROCE).map(|file| file.name)
 }
 
-/// What a file that follows from counters says when a device has counted this.
+/// The value of a file for a device with these counters.
 pub fn value(name: &str, counters: &Counters) -> Option<u64> {
     let file = PORT.iter().chain(ROCE).find(|file| file.name == name)?;
     let all = counters.all();
@@ -106,7 +108,7 @@ pub fn value(name: &str, counters: &Counters) -> Option<u64> {
     Some(values.fold(0u64, |sum, (_, _, value)| sum.wrapping_add(*value)) / file.unit)
 }
 
-/// What the processes of a run have counted on each device, those that have ended included. `folder` is the run's.
+/// The sums of a run's processes for each device, those that have ended included. `folder` is the run's.
 pub fn totals(folder: &str) -> Vec<(String, Counters)> {
     let mut totals: Vec<(String, Counters)> = Vec::new();
     let pages = (0..PAGES).map_while(|number| page::read(&page(folder, number)).ok());

@@ -1,4 +1,4 @@
-//! Lines of text in a process's page of counters, for `adverb devices -v`: what it says of its memory.
+//! Lines of text in a process's page of counters, about its memory, for `adverb devices -v`.
 
 use super::Page;
 use crate::fork::ForkGeneration;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The number of lines that there are.
 const LINES: usize = 32;
-/// Bytes of each; what is longer is cut.
+/// Bytes of each; longer text is cut.
 const TEXT: usize = 256;
 
 /// Lines, of which some say something.
@@ -16,7 +16,7 @@ pub(crate) struct Lines {
     /// A bit for each that is taken.
     taken: AtomicU32,
     _unused: AtomicU32,
-    /// What has found no line.
+    /// Texts that have found no line.
     more: AtomicU64,
     /// Zero-padded; of a line that says nothing, the first byte is zero.
     text: [[AtomicU8; TEXT]; LINES],
@@ -44,7 +44,7 @@ impl Page {
         CounterLine { lines, place, born: ForkGeneration::now() }
     }
 
-    /// What the process before has said counts no more.
+    /// Clears the lines of the process before.
     pub(super) fn be_silent(&self) {
         let Lines { taken, more, text, .. } = &self.lines;
         text.iter().for_each(|line| line[0].store(0, Ordering::Relaxed));
@@ -78,7 +78,7 @@ impl Drop for CounterLine {
     }
 }
 
-/// Whoever reads meanwhile finds nothing, or parts of the old and the new text.
+/// Writes a text into a line. Another process that reads meanwhile finds nothing, or parts of the old and the new text.
 fn write(cells: &[AtomicU8; TEXT], text: &str) {
     let Some((first, rest)) = cells.split_first() else { return };
     first.store(0, Ordering::Release);
@@ -88,7 +88,7 @@ fn write(cells: &[AtomicU8; TEXT], text: &str) {
     first.store(text.bytes().next().unwrap_or(0), Ordering::Release);
 }
 
-/// What the bytes of a [`Lines`] say, in the order of the lines and as plain text, and how much more there was to say.
+/// The texts in the bytes of a [`Lines`], in the order of the lines and as plain text, and the count of those that have found no line.
 pub(super) fn parse(bytes: &[u8]) -> (Vec<String>, u64) {
     const MORE: usize = std::mem::offset_of!(Lines, more);
     const START: usize = std::mem::offset_of!(Lines, text);

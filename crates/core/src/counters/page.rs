@@ -1,8 +1,9 @@
 //! The memory that a process's counters are in.
 //!
-//! In a program of `adverb run` it is a file of the run ([`super::files`]), so that what has been counted stays when the process has ended. Such a file is of one process at a
-//! time, which holds a lock on it (its mapping does, too, so a child that has not called exec keeps the file); the next one that has the same devices goes on with it, and puts away what is there before. Elsewhere it is a memfd, and goes with
-//! the process. Where neither can be had it is ordinary memory.
+//! In a program of `adverb run` it is a file of the run ([`super::files`]), so that the counters stay when the process has ended. Such a file is of one
+//! process at a time, which holds a lock on it. Its mapping holds the lock, too, so a child that has not called exec keeps the file. The next process with
+//! the same devices goes on with the file, and puts away the counters that are there. Elsewhere the page is a memfd, and goes with the process. Where
+//! neither can be had it is ordinary memory.
 
 use super::lines::{self, Lines};
 use super::{Counters, files};
@@ -33,7 +34,7 @@ pub(crate) struct Page {
     place: AtomicU64,
     /// Name of each device, zero-padded; all zero where there is none.
     pub(super) names: [[AtomicU8; NAME]; DEVICES],
-    /// What the process says of its memory.
+    /// Lines of the process about its memory.
     pub(super) lines: Lines,
     pub(super) sets: [CounterSet; DEVICES],
 }
@@ -90,7 +91,7 @@ impl Page {
         }
     }
 
-    /// Puts away what an ended process has counted on the first devices. Whoever reads meanwhile reads again.
+    /// Puts away the counters of an ended process on the first devices. Another process that reads meanwhile reads again.
     fn put_away(&self, devices: usize) {
         self.be_silent();
         self.set_place(0);
@@ -120,7 +121,7 @@ fn of_the_run(names: &[&str]) -> Option<&'static Page> {
     page
 }
 
-/// Whether a folder is this user's and no other one's: after the run, its name may be anybody's.
+/// Whether a folder is this user's and no other one's: after the run, any user may take its name.
 fn is_private(folder: i32) -> bool {
     // SAFETY: all zero is a valid structure, and there is room for it; the call takes nothing.
     let (status, own) = unsafe {
@@ -162,14 +163,14 @@ fn page_in(folder: i32, names: &[&str]) -> Option<&'static Page> {
     None
 }
 
-/// The page in a file, if nobody has it. Else whether the next one may be free.
+/// The page in a file, if no process has it. Else whether the next one may be free.
 fn claim(fd: i32, names: &[&str]) -> Result<&'static Page, bool> {
     // SAFETY: an open descriptor and plain numbers.
     unsafe {
         if libc::flock(fd, libc::LOCK_EX | libc::LOCK_NB) != 0 {
             return Err(true);
         }
-        // Memory that is there, since a store to what the file system has no room for ends the process.
+        // Memory that is there: a store for which the file system has no room ends the process.
         let used = std::mem::offset_of!(Page, sets) + size_of::<CounterSet>() * names.len().min(DEVICES);
         let is_there = set_length(fd, size_of::<Page>()).is_ok()
             && libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, used as libc::off_t) == 0;
@@ -179,7 +180,7 @@ fn claim(fd: i32, names: &[&str]) -> Result<&'static Page, bool> {
     }
     let page = map(libc::MAP_SHARED, fd).ok_or(false)?;
     if !page.fits(names) {
-        // SAFETY: the mapping from above, and nobody uses it any more.
+        // SAFETY: the mapping from above, which no thread uses any more.
         unsafe { libc::munmap(std::ptr::from_ref(page).cast_mut().cast::<c_void>(), size_of::<Page>()) };
         return Err(true);
     }
@@ -206,25 +207,25 @@ fn of_its_own() -> &'static Page {
 
 fn map(flags: i32, fd: i32) -> Option<&'static Page> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping of the page's size: of the file, which has that size, or anonymous. All bytes are a valid Page, of atomics only. What is not the
-    // process's alone is unmapped by `claim`, which knows of no other user.
+    // SAFETY: a fresh mapping of the page's size: of the file, which has that size, or anonymous. All bytes are a valid Page, of atomics only. `claim`
+    // unmaps a page that is not the process's alone, and knows of no other user.
     unsafe {
         let page = libc::mmap(std::ptr::null_mut(), size_of::<Page>(), access, flags, fd, 0);
         (page != libc::MAP_FAILED).then(|| &*page.cast::<Page>())
     }
 }
 
-/// What is in the bytes of a [`Page`].
+/// The contents of a [`Page`], as read from its bytes.
 pub(super) struct PageContents {
     /// Where the process is asked for its objects, if it is.
     pub(super) place: Option<u64>,
     /// The devices and their counters.
     pub(super) devices: Vec<DeviceCounters>,
-    /// What the process says of its memory, and how much more there was to say.
+    /// Lines of the process about its memory, and the count of those for which there was no room.
     pub(super) lines: (Vec<String>, u64),
 }
 
-/// A device, and what was counted there.
+/// A device, and its counters.
 pub(super) struct DeviceCounters {
     pub(super) name: String,
     /// By the process that has the page.
@@ -270,7 +271,7 @@ pub(super) fn read(path: &str) -> std::io::Result<Vec<DeviceCounters>> {
     Ok(counted(&names[..used * NAME], &sets).unwrap_or_default())
 }
 
-/// A file that may be anybody's: it is not waited for.
+/// Opens a file that may be any user's. Does not wait for it.
 fn open(path: impl AsRef<std::path::Path>) -> std::io::Result<std::fs::File> {
     let file = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {

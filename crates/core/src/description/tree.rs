@@ -19,7 +19,7 @@ pub fn bus_name((domain, bus): Bus) -> String {
     format!("{domain:04x}:{bus:02x}")
 }
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
     Adapter,
@@ -31,7 +31,7 @@ enum Holds {
 #[derive(Clone, Default)]
 pub struct Tree {
     slots: HashMap<Slot, Holds>,
-    /// What is above each bus: a bridge, or nothing.
+    /// The bridge above each bus, or none.
     above: HashMap<Bus, Option<Slot>>,
 }
 
@@ -53,8 +53,8 @@ impl Tree {
         Some(bridges)
     }
 
-    /// Takes the place of an adapter above which no bridge was named: on a bus that there is already, or below a root port of its own, on a bus that is
-    /// not `reserved`. Bus 0 has none. The bridges and the adapter.
+    /// Takes the place of an adapter above which no bridge was named. It is on a bus that there is already, or below a root port of its own, on a bus that
+    /// is not `reserved`. Bus 0 has none. Returns the bridges and the adapter.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -70,10 +70,10 @@ impl Tree {
         Ok(chain)
     }
 
-    /// Takes what an adapter needs: the bridges above it, and its own place.
+    /// Takes the slots of an adapter: the bridges above it, and its own place.
     ///
     /// # Errors
-    /// Says what is in the way; then nothing has been taken.
+    /// The obstacle, in words; then nothing has been taken.
     pub fn take(&mut self, chain: &[Slot]) -> Result<(), String> {
         if chain.len() > DEEPEST {
             return Err(format!("at most {DEEPEST} PCI addresses may stand one below the other"));
