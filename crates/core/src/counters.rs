@@ -39,7 +39,7 @@ macro_rules! counters {
                 $(other.$field.add(self.$field.take());)*
             }
 
-            /// Adds what others have counted.
+            /// Adds the counts of another set.
             fn add_all(&self, others: &Self) {
                 $(self.$field.add(others.$field.get());)*
             }

@@ -49,7 +49,7 @@ pub trait Lane: Send + Sync {
     }
 }
 
-/// Lanes are told what polls find.
+/// Lanes are told when polls find something.
 static FINDS: AtomicBool = AtomicBool::new(false);
 
 /// From now on [`Lane::found`] is called. Programs whose transports have no need of it are spared that.
@@ -57,7 +57,7 @@ pub fn tell_of_finds() {
     FINDS.store(true, Ordering::Relaxed);
 }
 
-/// Whether lanes are told what polls find. If not, no thread has found anything by a lane that it does not post to.
+/// Whether lanes are told when polls find something. If not, no thread has found anything by a lane that it does not post to.
 #[inline]
 pub(crate) fn are_finds_told() -> bool {
     FINDS.load(Ordering::Relaxed)
@@ -431,8 +431,8 @@ impl CompletionQueue {
         &self.users
     }
 
-    /// Takes up to `most` completions, oldest first (ibv_poll_cq(3)). When none waits, takes in first what has arrived on the queue
-    /// pairs that complete here. Never waits, allocates or logs.
+    /// Takes up to `most` completions, oldest first (ibv_poll_cq(3)). When none waits, takes in first the packets that have arrived on the queue pairs that
+    /// complete here. Never waits, allocates or logs.
     ///
     /// # Errors
     /// ENODEV in a child of fork; EIO once the queue has overrun and its remaining entries are taken.

@@ -40,10 +40,10 @@ pub struct Device {
     pub(crate) address_handles: DependentCount,
     /// XRC domains that some context has open.
     pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
-    /// Whether a queue pair has the right to count what is posted in the cheap way.
+    /// Whether a queue pair has the right to count posts in the cheap way.
     pub(crate) counting: Arc<AtomicBool>,
     contexts: Registry<Context>,
-    /// The speed that programs are told from now on, in place of the one that was wanted.
+    /// The speed that programs are told from now on, in place of the one in the description.
     rate: Mutex<Option<Rate>>,
     /// The device has been taken away: it serves no address.
     is_gone: AtomicBool,
@@ -105,7 +105,7 @@ impl Device {
         self.rate.lock().unwrap_or_else(|e| e.into_inner()).unwrap_or(self.description.rate)
     }
 
-    /// Tells programs another speed from now on; with none, the one that was wanted.
+    /// Tells programs another speed from now on; with none, the one in the description.
     pub fn set_rate(&self, rate: Option<Rate>) {
         *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
     }

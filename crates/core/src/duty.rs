@@ -81,7 +81,7 @@ impl Duty {
         self.arrivals.watch(true);
     }
 
-    /// Sees to it that the background thread looks. False if that cannot be had.
+    /// Sets the timer by which the background thread looks. False if there can be none.
     fn look_later(self: &Arc<Self>, state: &mut State) -> bool {
         if state.seen.is_none() && self.timers.set_timer(LOOK, self.clone()).is_ok() {
             state.seen = Some(state.latest);

@@ -106,7 +106,7 @@ impl<T> EventQueue<T> {
                 return Err(Error::system("waiting for an event"));
             }
             if let Err(error) = self.born.check() {
-                // A signal handler has forked: in the child, the wait went on, and took what is its parent's.
+                // A signal handler has forked: in the child, the wait went on, and took a token that is its parent's.
                 add_token(self.descriptor());
                 return Err(error);
             }

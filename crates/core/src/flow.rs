@@ -88,7 +88,7 @@ pub struct FlowRule {
     pub kind: FlowKind,
     /// Of rules that match, the one with the lowest number takes a frame.
     pub priority: u16,
-    /// The rule does not keep what it takes from rules of lower priority.
+    /// The rule does not keep its frames from rules of lower priority.
     pub dont_trap: bool,
     /// The conditions, all of which a frame must meet.
     pub specs: Vec<FlowSpec>,
@@ -239,7 +239,7 @@ impl FlowRule {
         })
     }
 
-    /// Whether what it takes goes nowhere.
+    /// Whether its frames are dropped.
     pub fn drops(&self) -> bool {
         self.specs.contains(&FlowSpec::Drop)
     }

@@ -6,8 +6,9 @@
 //! row as the transport wants, posts leave at once until the program polls again.
 //!
 //! The posting thread makes its post visible, and then swaps `state` to `WAITING`. The sending thread changes `state` from `WAITING` to `TAKEN`, and then
-//! looks for posts: so it sees every post whose thread it has taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer goes back to `IDLE`, or that thread where it can set none; it
-//! then sends what it has found `WAITING`. `model` checks that no post stays behind.
+//! looks for posts: so it sees every post whose thread it has taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer
+//! goes back to `IDLE`, or that thread where it can set none. If it finds `WAITING` as it goes back, it sends the posts. `model` checks that no post stays
+//! behind.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -70,7 +71,7 @@ impl Gathering {
         })
     }
 
-    /// The calling thread polls, or posts what leaves at once. Returns whether it is to send the posts that wait.
+    /// The calling thread polls, or posts a request that leaves at once. Returns whether it is to send the posts that wait.
     #[inline]
     #[must_use]
     pub fn polled(&self) -> bool {

@@ -41,10 +41,10 @@ thread_local! {
     static SEEN: RefCell<Option<Interfaces>> = const { RefCell::new(None) };
 }
 
-/// Changes what has been found of the interfaces, as a device of this name has it, or with none as the process has it.
+/// Changes the interfaces that were found, for a device of this name, or with none for the process.
 type Alters = dyn Fn(Option<&str>, &mut Interfaces) + Send + Sync;
 
-/// The function that changes in this process what has been found, if there is one.
+/// The function that changes the interfaces that are found, in this process, if there is one.
 static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
 
 /// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before any look at them; the first

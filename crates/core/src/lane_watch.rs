@@ -158,7 +158,7 @@ impl LaneWatch {
         }
     }
 
-    /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
+    /// Weighs a poll's find: one-sided requests want the background thread, a streak of two-sided ones does not.
     #[inline]
     pub fn weigh(self: &Arc<Self>, one_sided: bool) {
         if self.served.load(Ordering::Relaxed) {
@@ -185,7 +185,7 @@ impl LaneWatch {
     /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`LaneWatch::leave`].
     pub fn attend(self: &Arc<Self>) {
         self.attendants.fetch_add(1, Ordering::SeqCst);
-        // Before the caller looks what to wait for: see `waits_for_room`.
+        // Before the caller looks which descriptors to wait for, and whether for room: see `waits_for_room`.
         fence_behind();
         if self.armed.load(Ordering::Relaxed) {
             self.disarm(true, LONGEST_LOOK);

@@ -1,6 +1,6 @@
 //! The ports of open devices, while interfaces of the host come, go and change: programs hear of it by asynchronous events.
 //!
-//! One netlink socket tells the background thread that something has changed. Each transport looks for itself what that means for its ports.
+//! One netlink socket tells the background thread of a change. Each transport looks for itself at the effect on its ports.
 
 use crate::device::Device;
 use crate::engine;
@@ -77,7 +77,7 @@ impl Activity {
         Self(active)
     }
 
-    /// The port is active or not. Returns what programs are told.
+    /// The port is active or not. Returns the events for the programs.
     // IB-QP-40
     pub fn becomes(&mut self, active: bool) -> Option<AsyncEventKind> {
         let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };

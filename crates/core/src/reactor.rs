@@ -247,8 +247,8 @@ impl Reactor {
         }
     }
 
-    /// The calling thread of the program is about to sleep for an event, and serves in the background thread's place what arrives. None: another
-    /// thread does, or nothing can arrive.
+    /// The calling thread of the program is about to sleep for an event, and takes in packets in the background thread's place. None: another thread does,
+    /// or no packets can arrive.
     pub fn attend(&'static self) -> Option<Attending> {
         if !self.started.load(Ordering::Relaxed) {
             return None;
@@ -261,7 +261,7 @@ impl Reactor {
         self.duty.get_or_init(|| Duty::new(self, self))
     }
 
-    /// Has what has arrived served, as it is now.
+    /// Calls `serve` for each descriptor with events at this moment.
     fn serve_arrivals(&self, serve: impl Fn(Token, RawFd, Arc<dyn Source>, Readiness)) {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
         let (room, now) = (events.len(), 0);

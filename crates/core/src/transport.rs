@@ -134,7 +134,7 @@ pub enum Takeover {
 
 /// The transport's half of a queue pair.
 pub trait Endpoint: Send + Sync + std::any::Any {
-    /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
+    /// Requests were posted: send those that can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
     /// The calling thread is about to post. Acknowledgements that are pending by other queue pairs leave first. No other thread sees the posts yet, and no

@@ -72,7 +72,7 @@ impl Kind {
 /// The medium that carries packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Each packet goes by itself, and the transport repeats what is lost.
+    /// Each packet goes by itself, and the transport repeats lost ones.
     Datagrams,
     /// TCP, which itself repeats and puts in order: bytes behind a packet wait for it.
     Stream,
@@ -112,7 +112,7 @@ pub struct Fate {
     pub is_cut: bool,
 }
 
-/// Decides what becomes of packets. It is asked under locks of the transport, and calls nothing of it.
+/// Decides the fate of packets. It is asked under locks of the transport, and calls nothing of it.
 pub trait Wire: Send + Sync {
     /// A packet passes.
     fn pass(&self, passing: &Passing) -> Fate;
@@ -128,7 +128,7 @@ pub fn install(wire: &'static dyn Wire) {
     let _ = WIRE.set(wire);
 }
 
-/// The one that decides what becomes of packets, if there is one.
+/// The object that decides the fate of packets, if there is one.
 pub fn get() -> Option<&'static dyn Wire> {
     WIRE.get().copied()
 }

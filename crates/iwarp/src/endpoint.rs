@@ -414,7 +414,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends what can be sent now.
+    /// Sends all that can be sent now. If another thread has the transmit lock, that thread hears the ring and sends.
     #[inline]
     fn send_alone(&self) {
         self.rings.ring();

@@ -2,7 +2,7 @@
 
 use adverb_proto::iwarp::ReadRequest;
 
-/// The most bytes that are kept for one connection. Another adverb has asked for no more when it sends what may change them.
+/// The most bytes that are kept for one connection. Another adverb has no more bytes of reads under way when it sends a request that may change them.
 pub(crate) const MOST: u64 = 1 << 20;
 
 /// Bytes of the peer's reads that were taken from memory early, since a later request is about to change that memory.
@@ -25,7 +25,7 @@ impl KeptReads {
         read.bytes.get(offset.checked_sub(read.from)? as usize..)?.get(..length)
     }
 
-    /// Keeps what `copy` brings of a read from `offset` on, unless it is kept already, or there is too much.
+    /// Keeps the bytes of a read from `offset` on, which `copy` brings, unless they are kept already, or there are too many.
     pub(crate) fn take(
         &mut self,
         msn: u32,

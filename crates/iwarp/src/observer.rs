@@ -115,7 +115,7 @@ impl StreamObserver {
         })
     }
 
-    /// When what is handed to the system from now on leaves.
+    /// The time at which bytes that are handed to the system from now on leave.
     pub(crate) fn now(&self) -> u64 {
         clock::device()
     }

@@ -77,7 +77,7 @@ pub(crate) fn open_element(
     engine.keys.open_span(sge.lkey, address, length.into(), rights, domain).map(Some)
 }
 
-/// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no. Returns what it said last.
+/// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no. Returns its last answer.
 pub(crate) fn each_element(
     endpoint: &Endpoint,
     work: &SendWork,

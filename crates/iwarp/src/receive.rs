@@ -439,7 +439,7 @@ impl Rx {
         Ok((count, direct + ask))
     }
 
-    /// Takes apart and places what lies in the buffer from `start` to `end`.
+    /// Takes apart and places the bytes in the buffer from `start` to `end`.
     fn work_off(
         &mut self,
         endpoint: &Endpoint,

@@ -351,7 +351,7 @@ impl Source for Again {
     }
 }
 
-/// How the kernel's connection manager reports what TCP says.
+/// The event by which the kernel's connection manager reports an error of TCP.
 fn event_of(error: &io::Error) -> ConnectionEvent {
     let code = error.raw_os_error().unwrap_or(libc::EIO);
     match code {

@@ -230,7 +230,7 @@ impl Tx {
         self.cursor.sequence()
     }
 
-    /// Sends what can be sent now. `carries_on`: long operations in the peer's memory go on.
+    /// Sends all that can be sent now. `carries_on`: long operations in the peer's memory go on.
     pub(crate) fn run(&mut self, endpoint: &Endpoint, carries_on: bool) -> Result<(), Cause> {
         self.begin_turn(endpoint, carries_on);
         let outcome = self.send_all(endpoint);

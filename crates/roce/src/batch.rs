@@ -222,7 +222,7 @@ impl Batch {
         true
     }
 
-    /// Sends what is there. Returns the number of system calls, too.
+    /// Sends the packets of the batch. Returns the number of system calls, too.
     pub(crate) fn flush(&mut self, socket: &Socket) -> (FlushOutcome, u64) {
         let mut calls = 0;
         while self.sent < self.trains.len() {

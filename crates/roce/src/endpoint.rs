@@ -64,11 +64,11 @@ pub(crate) struct Endpoint {
     /// Which posts of the queue pair wait to be gathered.
     gather: gather::Gather,
     inner: Lock<EndpointState>,
-    /// Told what happens: the connection manager.
+    /// The observer of the queue pair's events: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
-/// Told what happens to a queue pair. Only takes note: the caller may hold a lane.
+/// Hears of the events of a queue pair. Only takes note: the calling thread may hold a lane.
 pub(crate) trait Observer: Send + Sync {
     /// The first packet of the peer has come (volume 1, section 12.9.7).
     fn heard(&self);
@@ -176,8 +176,7 @@ impl Endpoint {
         self.inner.try_lock()
     }
 
-    /// The lock, for a thread that posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
-    /// ([`Busy`]).
+    /// The lock, for a thread that posts or polls. None: its holder is in the middle of a system call, and does this thread's work afterwards ([`Busy`]).
     #[inline]
     pub(crate) fn lock_unless_busy(&self) -> Option<LockGuard<'_, EndpointState>> {
         self.inner.try_lock().or_else(|| self.lock_in_time())

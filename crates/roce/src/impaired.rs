@@ -115,7 +115,7 @@ impl LaneFaults {
         }
     }
 
-    /// Sees to it that the alarm rings when the next packet is due.
+    /// Sets the timer of the alarm for the next packet that is due.
     fn arm(&self, lane: &Lane, now: Duration) {
         let Some(next) = self.next() else { return };
         let mut armed = lock(&self.armed);

@@ -41,7 +41,7 @@ const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 const SLACK: Duration = Duration::from_millis(1);
 /// How long threads that are at work on a lane are waited for: at the end of a connection or of the process.
 pub(crate) const LAST: Duration = Duration::from_millis(100);
-/// How long what a queue pair says as it goes waits for room in a channel.
+/// How long the last answers of a queue pair that goes wait for room in a channel.
 const LAST_WORD: Duration = Duration::from_millis(200);
 /// So many polls in a row that find nothing last as long as a message and the next one of a stream are apart.
 const MOMENT: u32 = 4;
@@ -433,7 +433,7 @@ impl Lane {
         self.pending_acks.load(Ordering::Acquire) > 0
     }
 
-    /// Sends what is due, unless another thread is sending: then that thread looks again.
+    /// Sends packets that are due, unless another thread is sending: then that thread looks again.
     #[inline]
     pub(crate) fn transmit(&self) {
         self.rings.ring();
@@ -464,7 +464,7 @@ impl Lane {
         }
     }
 
-    /// Sends what is due. Returns whether another thread has rung meanwhile, which may have found the lock taken.
+    /// Sends packets that are due. Returns whether another thread has rung meanwhile, which may have found the lock taken.
     #[inline]
     fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
         let seen = self.rings.heard();
@@ -486,7 +486,7 @@ impl Lane {
         }
     }
 
-    /// Sends what is due, and returns when that has left, even where another thread sends it; except for packets without room in the socket.
+    /// Sends packets that are due, and returns when they have left, even where another thread sends them; except for packets without room in the socket.
     pub(crate) fn send_now(&self) {
         if self.take_turn(lock(&self.tx), None) {
             self.transmit_until_idle(None);
@@ -704,7 +704,7 @@ impl Lane {
         }
     }
 
-    /// Sends what waits to be gathered and the pending acknowledgements when the process exits, and other threads may have been stopped anywhere.
+    /// Sends posts that wait to be gathered and the pending acknowledgements when the process exits, and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
         // The program may have seen a message that a thread takes in at this instant; an acknowledgement of it is pending in a moment.
@@ -749,7 +749,7 @@ impl Lane {
         }
     }
 
-    /// `leave`: whether to leave what has arrived to polls.
+    /// `leave`: whether to leave arrived packets to polls.
     fn is_ready(self: &Arc<Self>, readiness: Readiness, leave: impl FnOnce() -> bool) {
         if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
             self.transmit();

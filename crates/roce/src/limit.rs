@@ -10,7 +10,7 @@ const SHARES: usize = 256;
 
 /// A limit on how often something is done for an asker: an address, for example. One that asks too often has no effect on most others. Thread-safe, and of a fixed size.
 pub(crate) struct Limit {
-    /// When what each share has been given will be made up for.
+    /// The time up to which the grants of each share count.
     /// On the heap: a thread with a small stack may make it.
     busy_until: Mutex<Box<[Duration]>>,
     spread: RandomState,

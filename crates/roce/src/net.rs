@@ -81,7 +81,7 @@ pub(crate) struct Net {
     extended_lane: Mutex<Option<Arc<Lane>>>,
     engine: OnceLock<&'static Engine>,
     counters: OnceLock<&'static Counters>,
-    /// Names of the devices; the first one counts what belongs to none alone.
+    /// Names of the devices; the first one counts events that belong to none alone.
     names: Vec<String>,
     /// All addresses of the host.
     pub(crate) gids: Arc<Gids>,

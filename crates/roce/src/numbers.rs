@@ -48,7 +48,7 @@ pub(crate) fn block_name(block: u16) -> Vec<u8> {
 const SAMPLE: usize = 64;
 /// Owners of one block that are looked at, beside the one with its name: more than a user has descriptors for, in all blocks together.
 const MOST_BESIDE: usize = 256;
-/// How long what the system lists is taken to be as it was, at least, where nothing depends on it for long. It may be longer: any user can make the list long.
+/// The least age up to which the system's list counts as fresh, where nothing depends on it for long. It may be more: any user can make the list long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
 
 /// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)). Any process can have taken such names, so no

@@ -1,8 +1,8 @@
 //! Peers: the processes at the other end. All queue pairs with one of them share its socket's buffer, and so a congestion window.
 //!
-//! Reliable connections learn from acknowledgements what has arrived. Nothing tells of datagrams and of unreliable connections; but
-//! another adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo
-//! says that everything before its mark has been taken out of the socket there.
+//! Reliable connections learn from acknowledgements which packets have arrived. Nothing tells of datagrams and of unreliable connections; but another
+//! adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo says that everything before its
+//! mark has been taken out of the socket there.
 
 use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::Endpoint;

@@ -1,4 +1,4 @@
-//! The lanes by which a thread has found what is not acknowledged yet.
+//! The lanes by which a thread has found messages that are not acknowledged yet.
 //!
 //! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane, its thread may send an answer to the
 //! message, and the peer would see that first. So the acknowledgement leaves before. The thread that finds the message is not always the thread that has

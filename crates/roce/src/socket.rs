@@ -597,7 +597,7 @@ impl Control {
         }
     }
 
-    /// Reads what the kernel wrote: `length` bytes.
+    /// Reads the control messages that the kernel wrote: `length` bytes.
     fn read(&self, length: usize) -> ControlInfo {
         let mut known = ControlInfo::default();
         let mut at = 0;

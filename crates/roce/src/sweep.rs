@@ -13,7 +13,7 @@ pub(crate) struct Sweep {
     pub(crate) ready: Vec<Arc<Endpoint>>,
     /// Management datagrams, with their addresses.
     pub(crate) management: Vec<Stray>,
-    /// A peer did what its program expects to be served without ours.
+    /// A peer has sent a request that its program expects to be served without ours.
     pub(crate) one_sided: bool,
     /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since perhaps no thread
     /// polls their lanes. Zero for a burst from a socket.

@@ -405,7 +405,7 @@ enum ConnectTarget {
 }
 
 impl ConnectTarget {
-    /// Writes what the peer learns of it.
+    /// Writes the values by which the peer learns of it.
     fn name_in(&self, parameters: &mut ConnectionParameters) {
         parameters.qp_number = match self {
             Self::Managed(queue_pair) => queue_pair.number(),

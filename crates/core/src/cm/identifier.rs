@@ -359,7 +359,7 @@ impl Identifier {
         if inner.state == IdentifierState::Destroying {
             return None;
         }
-        // A refused queue pair flushes what was posted on it; here, in a thread of the program.
+        // A refused queue pair flushes the requests that were posted on it; here, in a thread of the program.
         let refused =
             matches!(pending.kind, EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError);
         if refused || pending.kind == EventKind::Disconnected {

@@ -142,14 +142,15 @@ impl Keys {
         self.slot(key).is_some_and(|slot| slot.is_valid(key) && slot.publication.is_shown())
     }
 
-    /// Whether others can map what a key opens.
+    /// Whether other processes can map the bytes of a key.
     pub fn is_mapped(&self, key: u32) -> bool {
         let is_mapped = |slot: &Slot| slot.publication.0.load(Ordering::SeqCst) & MAPPED != 0;
         self.slot(key).is_some_and(|slot| slot.is_valid(key) && is_mapped(slot))
     }
 
-    /// Shows others what a region's key opens, with these pages of it to be mapped, or with none, if `is_so`: that the region which has given them is still
-    /// registered. It stays as it is if it is shown already. False if the key has gone, or stands for something else by now. For one thread at a time.
+    /// Shows other processes the bytes of a region's key. `place` has the pages of it that they can map, if any; `is_so` says whether the region which has
+    /// given them is still registered. No effect if it is shown already. False if the key has gone, or stands for other bytes by now. For one thread at a
+    /// time.
     pub fn publish(&self, key: u32, place: Option<&Place>, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: no thread fills it with something else meanwhile.
@@ -204,8 +205,8 @@ impl Keys {
         valid
     }
 
-    /// Takes back what is shown of a key, which stays valid, and waits a moment until no other process uses it. False if one has not ended that: then it is to be
-    /// published again as it was.
+    /// Hides a key, which stays valid, from other processes, and waits a moment until none of them uses it. False if one has not ended its use: then the
+    /// key is to be published again as it was.
     pub fn withdraw(&self, key: u32) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return true };
         // As above. A thread that takes the key away waits for this one.

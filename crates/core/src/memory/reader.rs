@@ -83,7 +83,7 @@ impl Drop for Reader {
 }
 
 impl Keys {
-    /// Installs what has all threads of this process pass a full memory barrier, or says that it could not. The first call counts.
+    /// Installs a function that has all threads of this process pass a full memory barrier, or says that it could not. The first call counts.
     pub fn set_barrier(&self, barrier: fn() -> bool) {
         let _ = self.readers.barrier.set(barrier);
     }
@@ -166,7 +166,7 @@ impl Keys {
         self.open_span(key, address, length, rights, domain)
     }
 
-    /// Remembers what a key opens, if it is a region's.
+    /// Remembers the entry of a key, if it is a region's.
     #[cold]
     fn remember(&'static self, reader: &mut Reader, key: u32) {
         reader.known = None;

@@ -28,7 +28,7 @@ pub trait Claim: std::fmt::Debug {
     /// # Errors
     /// It must not be read.
     fn begin(&self) -> Result<(), Missing>;
-    /// Says whether the bytes that have been read are what they should be.
+    /// Says whether the bytes that have been read are those that were meant.
     ///
     /// # Errors
     /// Whether the bytes that were read are those that were meant.

@@ -44,7 +44,7 @@ pub enum Allocation {
 pub unsafe trait Allocator: Send + Sync {
     /// Gives `size` bytes at a multiple of `alignment`, a power of two that divides `size`.
     fn allocate(&self, size: usize, alignment: usize, kind: RingKind) -> Allocation;
-    /// Takes back what it has given.
+    /// Takes back memory that it has given.
     fn free(&self, address: NonNull<c_void>, kind: RingKind);
 }
 

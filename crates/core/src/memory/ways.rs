@@ -281,7 +281,8 @@ pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: boo
     }
 }
 
-/// Whether the kernel's copy can be what an operation with this right asks for. Of no store it promises that it is one, so atomic operations are not.
+/// Whether the kernel's copy can carry out an operation with this right. The kernel does not promise one store, so atomic operations are not carried out
+/// so.
 #[inline]
 pub fn kernel_does(right: Access) -> bool {
     !right.intersects(Access::REMOTE_ATOMIC)

@@ -157,7 +157,7 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Forgets what was [pushed](SendBatch::push).
+    /// Forgets the requests that were [pushed](SendBatch::push).
     pub fn abort(&mut self) {
         self.next = self.first;
     }
@@ -183,7 +183,7 @@ impl<'a> SendBatch<'a> {
     }
 }
 
-/// Sends what has been queued.
+/// Sends the requests that have been queued.
 fn send_off(queues: &Queues, endpoint: &dyn Endpoint) {
     if endpoint.transmit_at_once() {
         return;

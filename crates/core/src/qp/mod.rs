@@ -140,7 +140,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// A new raw packet queue pair that spreads what it receives over work queues, from now on, and sends nothing.
+    /// A new raw packet queue pair that spreads received frames over work queues, from now on, and sends nothing.
     ///
     /// # Errors
     /// As [`QueuePair::new`].

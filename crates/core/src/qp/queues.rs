@@ -64,7 +64,7 @@ pub struct Queues {
     pub(super) drained_notify: AtomicBool,
     pub(super) access: AtomicU32,
     pub(super) cookie: AtomicU64,
-    /// Whether no other queue pair counts what is posted in the cheap way.
+    /// Whether no other queue pair counts posts in the cheap way.
     pub(super) counts_alone: Alone,
     pub(super) failed: LastFailure,
     /// Where the request stands that concerns keys alone.
@@ -185,7 +185,7 @@ impl Queues {
         })
     }
 
-    /// The program has back what it gave for the rings, when the result is dropped.
+    /// Gives the program's memory for the rings back, when the result is dropped.
     ///
     /// # Safety
     /// The transport has closed the queue pair: it uses the queues no more. Or this is a child of fork, where there is no transport, and all

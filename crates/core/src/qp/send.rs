@@ -130,8 +130,8 @@ impl SendQueue {
     /// # Safety
     /// No transport uses the queue any more. If it `is_here` no more, no thread does.
     pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
-        // Threads that post take the one lock, and threads that complete or flush requests the other. In a child of fork, a thread that is
-        // not there may have them.
+        // Posting threads take the one lock, and threads that complete or flush requests the other. In a child of fork, a thread that does not exist there
+        // may have them.
         let _locks = is_here.then(|| (self.post.lock(), self.retire.lock()));
         // SAFETY: the locks, and the caller's promise.
         unsafe { [self.slots.give_back(), self.data.give_back()] }
@@ -174,7 +174,7 @@ impl SendQueue {
         cursor.0 < posted && self.retired.load(Ordering::Acquire) < posted
     }
 
-    /// Whether another request waits behind the one under the cursor.
+    /// Whether another request waits behind the request under the cursor.
     #[inline]
     pub fn has_more_than_one(&self, cursor: &SendCursor) -> bool {
         let posted = self.posted.load(Ordering::Acquire);
@@ -407,7 +407,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Before `length` bytes of inline data are written: behind them, in their last word, are to be zeros, and not what an earlier request had there.
+    /// Called before `length` bytes of inline data are written. Zeros are to stand behind them in their last word, and not bytes of an earlier request.
     #[inline(always)]
     fn clear_end(data: &[AtomicU64], length: usize) {
         if let Some(last) = length.checked_sub(1).and_then(|last| data.get(last / 8)) {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long an orderly disconnect may take to send what was posted before it.
+/// How long an orderly disconnect may take to send the requests that were posted before it.
 const DRAIN: Duration = Duration::from_secs(1);
 
 impl Endpoint {

@@ -1,7 +1,8 @@
 //! The messages through shared memory of one connection: those that have come and wait, and how many are under way in each direction.
 //!
-//! Messages wait here whose place in the stream by TCP has not come, and those behind a message without a receive. So they hold up no other connection of the two
-//! processes. Each side bounds what it sends that the other has not taken in ([`WINDOW`]): beyond that, messages go by TCP, which has a bound of its own.
+//! A message waits here if its place in the stream by TCP has not come, or if it is behind a message without a receive. So it holds up no other connection
+//! of the two processes. Each side bounds the messages under way that the other has not taken in ([`WINDOW`]). Beyond that, messages go by TCP, which has a
+//! bound of its own.
 
 use super::record::RecordHead;
 use crate::lock;

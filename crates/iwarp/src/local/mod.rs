@@ -237,7 +237,7 @@ impl LocalHost {
         lock(&self.members).all.values().filter_map(|member| member.endpoint.upgrade()).collect()
     }
 
-    /// Where is counted what belongs to no queue pair: by the device that has had a connection first.
+    /// The counters for events that belong to no queue pair: those of the device that has had a connection first.
     fn counters(&self) -> &'static Counters {
         self.counters.get_or_init(|| Box::leak(Box::new(Counters::private())))
     }

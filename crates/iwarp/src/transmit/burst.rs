@@ -207,7 +207,7 @@ impl Tx {
     }
 }
 
-/// Completes what the frames that have left complete.
+/// Completes the requests whose last frames have left.
 // RFC5040-5.5-5
 pub(super) fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
     while let Some(frame) = burst.frames.get(burst.followed) {

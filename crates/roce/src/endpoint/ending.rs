@@ -48,8 +48,7 @@ impl Endpoint {
         ready.iter().for_each(|other| other.ring());
     }
 
-    /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
-    /// may send now.
+    /// Nothing is sent or taken in any more. Returns the event for the program when the queue pair is in error. `ready`: others that may send now.
     pub(super) fn stop(
         &self,
         inner: &mut EndpointState,
@@ -89,7 +88,7 @@ impl Endpoint {
         (self.stop(inner, ready), words)
     }
 
-    /// Sends what is left to be said. Afterwards the process may vanish.
+    /// Sends the last answers to the peer. Afterwards the process may vanish.
     pub(super) fn say(&self, words: &[FinalReply]) {
         words.iter().for_each(|word| word.send(&self.lane));
         if words.is_empty() {

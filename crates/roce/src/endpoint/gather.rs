@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The posts wait only while so many packets are unacknowledged.
 const UNDER_WAY: u32 = 2;
-/// Or the program must have posted more than this since it polled last. While the timer runs that sends what waits, one is enough.
+/// Or the program must have posted more than this since it polled last. While the timer runs that sends waiting posts, one is enough.
 const ROW: u32 = 4;
 
 /// The posts of a queue pair, as the posting thread counts them. Not exact where two threads post: a train then leaves with one packet more or less.
@@ -33,7 +33,9 @@ pub(super) struct Gather {
     load: AtomicU32,
     /// The number behind the last request of that load.
     counted: AtomicU64,
-    /// The endpoint is queued because a post waits: no thread is about to send for it. Set before the endpoint is queued, and taken back before it is not any more.
+    /// The endpoint is queued because a post waits: no thread is about to send for it. The posting thread sets this before it queues the endpoint. A thread
+    /// that takes the endpoint out of the queue clears it first. If that falls between the two steps of the posting thread, the word is lost: an answer
+    /// then waits for the next visit of the lane, or for the timer.
     is_put_off: AtomicBool,
 }
 
@@ -84,7 +86,7 @@ impl Gather {
 }
 
 impl Endpoint {
-    /// Sends what has been posted, or puts it off.
+    /// Sends the requests that have been posted, or puts them off.
     #[inline]
     pub(super) fn send_or_put_off(&self) {
         if !self.gather.streams(&self.queues, self.lane.gathering())

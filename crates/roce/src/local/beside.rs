@@ -114,7 +114,8 @@ impl Beside {
             return false;
         }
         let Some(mut inner) = endpoint.try_lock() else {
-            // Its fence is also the one between the post and the look at the state, as between what ends the queue pair and its look for posts.
+            // The fence in `will_find` is also the one between this thread's post and its look at the state. A thread that ends the queue pair stores the
+            // state, and then looks for posts: one of the two sees the other.
             return self.copying.will_find() && endpoint.queues.state() == State::Rts;
         };
         let EndpointState { state: State::Rts, cursor, kind: EndpointKind::Connected(link), .. } =

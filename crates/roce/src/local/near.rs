@@ -124,7 +124,7 @@ impl Near {
         requester.set_mtu(self.mtu());
         // As times are taken there.
         requester.set_clock_lags();
-        // The peer lends what it answers longer reads with; or could not keep all of them, where it lends nothing.
+        // The peer lends the bytes of its answers to longer reads; or could not keep all of them, where it lends nothing.
         requester.set_longest_overtaken(LONGEST_HERE as u32);
     }
 
@@ -168,7 +168,7 @@ impl Near {
         is_cut_off
     }
 
-    /// The peer's process does nothing here by itself any more, once what this returns has been dropped.
+    /// Once the result has been dropped, the peer's process carries out nothing here itself.
     pub(crate) fn keep_out(&mut self) -> Option<PublishedPair> {
         self.published.take()
     }
@@ -257,7 +257,7 @@ impl Near {
         }
     }
 
-    /// Carries out what has been posted, as far as it needs no packet; everything before it must be complete. `busy`: by the kernel's copy, too.
+    /// Carries out posted requests, as far as they need no packet; everything before them must be complete. `busy`: by the kernel's copy, too.
     #[inline]
     pub(crate) fn carry_out(
         &mut self,

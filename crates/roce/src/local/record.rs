@@ -96,7 +96,7 @@ impl<'a> Lease<'a> {
         Self { record, region: OnceCell::new(), is_used: Cell::new(false) }
     }
 
-    /// Whether what it speaks of has been found mapped here, and was copied from there.
+    /// Whether the payload that it names was found mapped here, and was copied from there.
     #[inline]
     pub(super) fn was_mapped(&self) -> bool {
         self.is_used.get()

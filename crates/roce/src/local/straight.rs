@@ -232,7 +232,7 @@ impl Posting {
         Self { reader: Reader::new(keys), sent: Tally::default() }
     }
 
-    /// Counts what has been sent. `alone`: as of [`adverb_core::counters::Counter::count`].
+    /// Counts the messages that have been sent. `alone`: as of [`adverb_core::counters::Counter::count`].
     #[inline]
     pub(super) fn count(&mut self, queues: &Queues, alone: bool) {
         self.sent.count_sent(queues.counters, alone);

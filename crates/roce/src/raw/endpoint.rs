@@ -29,7 +29,7 @@ pub(crate) struct RawEndpoint {
     net: Arc<Net>,
     queues: Arc<Queues>,
     socket: PacketSocket,
-    /// Whether the interface brings back what is sent.
+    /// Whether the interface brings back frames that are sent.
     is_loopback: bool,
     /// Where frames from outside lie while they are looked at.
     arrivals: Mutex<Box<[u8; MOST]>>,
@@ -117,7 +117,7 @@ impl RawEndpoint {
         self.this.upgrade().expect("somebody calls it")
     }
 
-    /// Changes what the background thread watches, and whether the socket hears.
+    /// Changes the events that the background thread watches for, and whether the socket hears.
     fn watch(&self, change: impl FnOnce(&mut Hearing) -> Result<()>) -> Result<()> {
         let mut hearing = lock(&self.hearing);
         change(&mut hearing)?;
@@ -155,7 +155,7 @@ impl RawEndpoint {
         });
     }
 
-    /// Sends what is posted, while there is room.
+    /// Sends posted requests, while there is room.
     fn send_all(&self, transmit: &mut Transmit) {
         let Transmit { cursor, may_send, passed, frame } = transmit;
         while *may_send && let Some(work) = self.queues.send.peek(cursor) {

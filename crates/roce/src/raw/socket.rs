@@ -65,7 +65,7 @@ impl PacketSocket {
         self.fd
     }
 
-    /// Hears everything on the interface, also what is not addressed to it, or nothing any more.
+    /// Hears everything on the interface, also frames that are not addressed to it, or nothing any more.
     pub(super) fn listen(&self, on: bool) -> Result<()> {
         let membership = libc::packet_mreq {
             mr_ifindex: self.interface,
@@ -74,7 +74,7 @@ impl PacketSocket {
             mr_address: [0; 8],
         };
         let option = if on { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
-        // It only widens what an adapter lets through.
+        // It only widens the adapter's filter.
         let _ = self.set(option, &membership);
         self.bind(if on { libc::ETH_P_ALL as u16 } else { 0 })
     }

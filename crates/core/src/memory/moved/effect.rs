@@ -179,7 +179,7 @@ impl Effect<'_> {
         let with_locked = match advice as i32 {
             libc::MADV_DONTNEED => false,
             libc::MADV_DONTNEED_LOCKED => true,
-            // The kernel says no, or does by itself what is to be done.
+            // The kernel refuses the call, or itself does all that is to be done.
             _ => {
                 self.seen.note(What::Dropped, start, end);
                 return Ok(true);
@@ -230,7 +230,7 @@ impl Effect<'_> {
         }
     }
 
-    /// Takes out of the file what was there and is not any more. A call that failed has unmapped nothing.
+    /// Takes out of the file the bytes that were there and are not any more. A call that failed has unmapped nothing.
     fn unmapped(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         self.learn(end)?;
         let (file, identity, pieces) = (self.file, self.identity, &mut *self.pieces);

@@ -53,7 +53,7 @@ pub(in crate::memory) struct Identity {
     pub(in crate::memory) inode: u64,
 }
 
-/// The file. An offset is used once: a peer may have mapped what was there.
+/// The file. An offset is used once: a peer may have mapped the bytes that were there.
 pub(super) struct SharedFile {
     descriptor: OwnedFd,
     identity: Identity,

@@ -77,7 +77,7 @@ fn pages(length: usize) -> Option<usize> {
     (at != libc::MAP_FAILED).then_some(at as usize)
 }
 
-/// Takes back what was made for a child.
+/// Takes back the copies for a child.
 fn take_back(list: &[Copy]) {
     for copy in list {
         // SAFETY: made for the child, which has its own now, or never comes.

@@ -90,7 +90,7 @@ fn put_back(faults: &Userfault, job: &Job, scratch: &mut Mapping, length: usize)
     }
 }
 
-/// Copies what there is.
+/// Copies the pages that there are.
 fn fill(target: usize, source: usize, length: usize, pages: &PageMap) -> Result<(), Refusal> {
     for (at, length) in chunks(length) {
         if pages.any(source + at, length) {

@@ -226,7 +226,7 @@ pub(super) static LEDGER: Ledger =
     Ledger { is_locked: AtomicBool::new(false), pieces: UnsafeCell::new(Pieces::new()) };
 
 impl Ledger {
-    /// No signal comes to its holder: a handler may do what waits for the guard.
+    /// No signal comes to its holder: a handler may make calls that wait for the guard.
     pub(super) fn lock(&self) -> LedgerGuard<'_> {
         let signals = SignalMask::new();
         while self.is_locked.swap(true, Ordering::Acquire) {

@@ -135,7 +135,7 @@ pub fn might<R: Movable>(region: &Arc<R>) -> Result<(), Refusal> {
     look()
 }
 
-/// Whether the system has what it takes.
+/// Whether the system has all that moving needs.
 pub(super) fn may_be_had() -> Result<(), Refusal> {
     is_wanted()?;
     Userfault::open(MOVE_FEATURES).map(drop)
@@ -146,7 +146,7 @@ pub(crate) fn is_wanted() -> Result<(), Refusal> {
     Facilities::get().check()
 }
 
-/// Whether the kernel says by itself where a process has what mapped (PROCMAP_QUERY).
+/// Whether the kernel has a call that tells of a process's mappings (PROCMAP_QUERY).
 pub(super) fn tells_mappings() -> bool {
     Facilities::get().procmap_query
 }
@@ -183,8 +183,8 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 /// (a *safe point*), and a peer of the same host may reach the bytes. It takes about 0.8 ms for each MiB. No other process may be writing to the bytes
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
-/// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
-/// *before* the region's key goes, and unmaps its [`View`] afterwards.
+/// The pages stay where they are when a region is deregistered or changed. The caller makes sure that a peer has ended its use of them *before* the
+/// region's key goes, and unmaps its [`View`] afterwards.
 pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
     let _here = InterruptionGuard::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };

@@ -90,7 +90,7 @@ impl Own {
         }
         let length = length.checked_next_multiple_of(page_size())?;
         let _here = InterruptionGuard::new();
-        // A fork waits until a child would have what it is to have.
+        // A fork waits for this lock: so a child has the pieces, and the copies, of one moment.
         let mut state = state::lock()?;
         // A page of the file could be refused later, when a thread stores there.
         if !state.own.has_room(length, in_child)

@@ -291,7 +291,7 @@ impl View {
         unsafe { self.copy_out(at, target, length) }
     }
 
-    /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns what was there.
+    /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns the value before.
     ///
     /// # Errors
     /// Bytes that are not there, not aligned, or may not be written.
@@ -300,7 +300,7 @@ impl View {
         unsafe { copy::fetch_add(self.word(at)?, value) }
     }
 
-    /// Replaces 8 aligned bytes by `swap` if they equal `compare`, as atomically; returns what was there.
+    /// Replaces 8 aligned bytes by `swap` if they equal `compare`, as atomically; returns the value before.
     ///
     /// # Errors
     /// As [`View::fetch_add`].
