@@ -2,8 +2,8 @@
 
 use super::SharedWord;
 use crate::lock::Lock;
-use crate::rings::{Rounds, WorkNote};
-use crate::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::rings::{Rings, Rounds, WorkNote};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering};
 use loom::thread;
 use std::sync::Arc;
 
@@ -86,5 +86,31 @@ fn what_is_put_off_is_taken_in() {
         }
         let is_woken = background.join().unwrap();
         assert!(!is_woken || connection.is_taken_in.load(Ordering::Relaxed), "the answer is left lying");
+    });
+}
+
+/// A thread that receives needs the lock of the sending side, finds it taken, and puts its work off, as iWARP does for the peer's reads. Meanwhile a
+/// posting thread has that lock without a round. It lets go, looks for rings, and then for work that was put off.
+#[test]
+fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
+    loom::model(|| {
+        let shared = Arc::new((Mutex::new(()), Rounds::default(), Rings::default()));
+        let other = shared.clone();
+        let receiver = thread::spawn(move || {
+            let (sending, rounds, _) = &*other;
+            let takes = || sending.try_lock().is_ok();
+            takes() || {
+                rounds.put_off();
+                takes()
+            }
+        });
+        let (sending, rounds, rings) = &*shared;
+        let seen = rings.heard();
+        let Ok(guard) = sending.try_lock() else { return drop(receiver.join()) };
+        drop(guard);
+        // The full fence between the end of the lock and the look stands in here.
+        let _has_rung = rings.since(seen);
+        let goes_on = rounds.go_on(&WorkNote::default());
+        assert!(receiver.join().unwrap() || goes_on, "the reads are left lying");
     });
 }
