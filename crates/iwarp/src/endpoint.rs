@@ -3,7 +3,7 @@
 //! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. The thread that ends the connection takes
 //! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
 
-mod beside;
+mod by_channel;
 mod ending;
 mod starting;
 
@@ -132,7 +132,7 @@ pub(crate) struct Endpoint {
     /// The last one-sided request that was sent needed no TCP.
     pub(crate) is_direct: AtomicBool,
     /// The last message needed no TCP.
-    pub(crate) is_beside: AtomicBool,
+    pub(crate) is_by_channel: AtomicBool,
     /// Channels whose other ends sleep. The posting thread wakes them once it has let go of its locks.
     to_ring: Mutex<Vec<Arc<Channel>>>,
     /// The peer has sent more through shared memory than it may: the connection ends.
@@ -226,7 +226,7 @@ impl Endpoint {
             host,
             permitted: AtomicU32::new(0),
             is_direct: AtomicBool::new(false),
-            is_beside: AtomicBool::new(false),
+            is_by_channel: AtomicBool::new(false),
             to_ring: Mutex::default(),
             refuses_peer: AtomicBool::new(false),
             waits: AtomicBool::new(false),
@@ -437,7 +437,7 @@ impl Endpoint {
     #[inline]
     pub(crate) fn goes_by_tcp(&self) {
         self.is_direct.store(false, Ordering::Relaxed);
-        self.is_beside.store(false, Ordering::Relaxed);
+        self.is_by_channel.store(false, Ordering::Relaxed);
     }
 
     /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
@@ -547,7 +547,8 @@ impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
         // Posts that need no system call are not gathered.
-        let needs_no_call = self.is_direct.load(Ordering::Relaxed) || self.is_beside.load(Ordering::Relaxed);
+        let needs_no_call =
+            self.is_direct.load(Ordering::Relaxed) || self.is_by_channel.load(Ordering::Relaxed);
         if needs_no_call || !self.posts.put_off(&self.queues, self.lane.gathering()) {
             self.transmit_now();
         }
@@ -558,7 +559,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         let is_message = request.opcode == Opcode::Send;
         let may = match request.opcode {
             Opcode::Write | Opcode::Read => self.is_direct.load(Ordering::Relaxed),
-            _ => is_message && self.is_beside.load(Ordering::Relaxed),
+            _ => is_message && self.is_by_channel.load(Ordering::Relaxed),
         };
         if !may {
             return Takeover::No;

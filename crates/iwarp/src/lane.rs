@@ -247,7 +247,7 @@ impl Lane {
 impl Lane {
     /// Drains the channels, by which messages come without TCP.
     #[inline]
-    fn poll_beside(&self) -> bool {
+    fn poll_channels(&self) -> bool {
         let channels = &self.host.hub.channels;
         // If another thread has the snapshot, that thread polls the channels.
         channels.any()
@@ -262,7 +262,7 @@ impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
         let takes = self.gathering.polled();
-        let mut worked = self.poll_beside();
+        let mut worked = self.poll_channels();
         if self.has_waiting.load(Ordering::Relaxed) && self.has_waiting.swap(false, Ordering::SeqCst) {
             worked |= self.look_at_waiting();
         }

@@ -171,14 +171,20 @@ impl StreamObserver {
 
     /// A message is about to leave through shared memory; `count` others have before. It is the request at this place.
     #[cold]
-    pub(crate) fn leaves_beside(&mut self, endpoint: &Endpoint, said: &RecordHead, place: u64, count: u64) {
+    pub(crate) fn leaves_by_channel(
+        &mut self,
+        endpoint: &Endpoint,
+        said: &RecordHead,
+        place: u64,
+        count: u64,
+    ) {
         begun(endpoint, place, Flow::Beside(self.stream), count);
-        self.passes_beside(endpoint, said, count);
+        self.passes_by_channel(endpoint, said, count);
     }
 
     /// A message has come through shared memory, or is about to leave.
     #[cold]
-    pub(crate) fn passes_beside(&mut self, endpoint: &Endpoint, said: &RecordHead, count: u64) {
+    pub(crate) fn passes_by_channel(&mut self, endpoint: &Endpoint, said: &RecordHead, count: u64) {
         let (arrival, number) = (said.arrival(), endpoint.queues.number);
         let arrow = if self.direction == Direction::Out { "->" } else { "<-" };
         let (segment, length) = (arrival.segment, said.length);

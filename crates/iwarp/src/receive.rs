@@ -4,10 +4,10 @@
 //! message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and then copied. The
 //! connection keeps the bytes that are left over between two calls; the buffer itself is the thread's.
 
-mod beside;
+mod by_channel;
 mod placing;
 
-pub(crate) use beside::ArrivalOutcome;
+pub(crate) use by_channel::ArrivalOutcome;
 
 use crate::behind::Wait;
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Receipt};
@@ -85,7 +85,7 @@ pub(crate) struct Rx {
     /// The messages through shared memory, if both ends are on this host.
     inbox: Option<Arc<Inbox>>,
     /// Messages that have come through shared memory and are taken in.
-    beside: u64,
+    by_channel: u64,
     /// Copies them into their receives.
     reader: Reader,
     /// The error by which such a message ends the connection. The next call of [`Rx::take_in`] returns it.
@@ -181,7 +181,7 @@ impl Rx {
             near: None,
             published: None,
             inbox,
-            beside: 0,
+            by_channel: 0,
             reader,
             failed: None,
             lost: None,
@@ -295,14 +295,14 @@ impl Rx {
                 Ok(read) => read,
                 Err(ReadError::Socket(error)) if would_block(&error) => break,
                 Err(ReadError::Socket(error)) => {
-                    self.look_beside(endpoint);
+                    self.drain_channel(endpoint);
                     self.lost = Some(error);
                     self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
                     break;
                 }
                 Err(ReadError::Cause(cause)) => return Err(cause),
             };
-            self.look_beside(endpoint);
+            self.drain_channel(endpoint);
             taken.received.worked = true;
             counters.rx_calls.add(1);
             match by {

@@ -4,8 +4,8 @@
 //! program could change meanwhile. Larger payloads stay where they are, and their keys are opened for the call alone. When the socket takes
 //! only part, the connection keeps the burst and goes on with it later.
 
-mod beside;
 mod burst;
+mod by_channel;
 mod direct;
 mod requests;
 

@@ -59,7 +59,7 @@ pub(super) struct Marks {
     /// Bytes that frames have been made of.
     made: u64,
     /// Messages through shared memory.
-    beside: u64,
+    by_channel: u64,
     /// Behind the last frame of a request, or the last message.
     requested: u64,
     /// Behind the last request that is answered.
@@ -71,24 +71,24 @@ impl Marks {
     pub(super) fn add(&mut self, length: usize, is_request: bool, is_asking: bool) {
         self.made += length as u64;
         if is_request {
-            self.requested = self.made + self.beside;
+            self.requested = self.made + self.by_channel;
         }
         if is_asking {
-            self.asked = self.made + self.beside;
+            self.asked = self.made + self.by_channel;
         }
     }
 
     /// A message has gone through shared memory.
     #[inline]
     pub(super) fn add_message(&mut self) {
-        self.beside += 1;
-        self.requested = self.made + self.beside;
+        self.by_channel += 1;
+        self.requested = self.made + self.by_channel;
     }
 
     /// Messages that have gone through shared memory.
     #[inline]
-    pub(super) fn beside(&self) -> u64 {
-        self.beside
+    pub(super) fn by_channel(&self) -> u64 {
+        self.by_channel
     }
 
     /// Bytes that frames have been made of.

@@ -121,7 +121,7 @@ impl Tx {
                 return Ok(false);
             }
             let went = match work.opcode {
-                Opcode::Send | Opcode::SendWithInvalidate => self.go_beside(endpoint, &work),
+                Opcode::Send | Opcode::SendWithInvalidate => self.go_by_channel(endpoint, &work),
                 Opcode::WriteWithImmediate => self.go_with_immediate(endpoint, &work)?,
                 _ => self.go_direct(endpoint, &work, Ends::Request)?,
             };

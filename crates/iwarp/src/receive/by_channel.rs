@@ -89,7 +89,7 @@ impl Rx {
 
     /// Takes the records out of the channel: the peer has put some there before it sent the bytes that this thread has received, and those come first.
     #[inline]
-    pub(super) fn look_beside(&self, endpoint: &Endpoint) {
+    pub(super) fn drain_channel(&self, endpoint: &Endpoint) {
         if let Some((channel, _)) = &self.near {
             channel.receive_all_within(endpoint);
         }
@@ -127,7 +127,7 @@ impl Rx {
         }
         let counters = endpoint.queues.counters;
         if let Some(observed) = &mut self.observed {
-            observed.passes_beside(endpoint, said, self.beside);
+            observed.passes_by_channel(endpoint, said, self.by_channel);
         }
         counters.rx_frames.add(1);
         counters.rx_local.add(1);
@@ -143,7 +143,7 @@ impl Rx {
             }
             self.finish(endpoint, &placing, taken)?;
         }
-        self.beside += 1;
+        self.by_channel += 1;
         if self.inbox.as_ref().is_some_and(|inbox| inbox.take(said.length)) {
             self.tell_progress(endpoint);
         }
@@ -178,7 +178,7 @@ impl Rx {
     #[inline]
     pub(super) fn tell_taken(&self, left: usize) {
         if let Some(published) = &self.published {
-            published.tell_taken(self.came - (left + self.carry.len()) as u64 + self.beside);
+            published.tell_taken(self.came - (left + self.carry.len()) as u64 + self.by_channel);
         }
     }
 }
@@ -273,7 +273,7 @@ mod tests {
             endpoint.rounds.end(round);
             let cause = rx.take_in(endpoint, By::Poll).cause;
             assert!(matches!(cause, Some(Cause::Lost(_))), "{cause:?}");
-            assert!(!rx.has_waiting() && rx.beside == 1);
+            assert!(!rx.has_waiting() && rx.by_channel == 1);
         });
     }
 }

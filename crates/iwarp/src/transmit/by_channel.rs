@@ -139,11 +139,11 @@ impl Tx {
                 near.written = Some(work.sequence);
             }
         }
-        Ok(self.go_beside(endpoint, work))
+        Ok(self.go_by_channel(endpoint, work))
     }
 
     /// Sends a message, if it needs no TCP. Of a Write with immediate data, those data.
-    pub(super) fn go_beside(&mut self, endpoint: &Endpoint, work: &SendWork) -> DirectOutcome {
+    pub(super) fn go_by_channel(&mut self, endpoint: &Endpoint, work: &SendWork) -> DirectOutcome {
         let has_begun = self.has_begun(endpoint);
         let length = if work.opcode == Opcode::WriteWithImmediate { 0 } else { work.length };
         let Some(near) = self.near.as_mut().filter(|near| has_begun && near.takes(length)) else {
@@ -173,7 +173,7 @@ impl Tx {
         }
         let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
         if let Some(observed) = &mut self.observed {
-            observed.leaves_beside(endpoint, &said, work.sequence, self.marks.beside());
+            observed.leaves_by_channel(endpoint, &said, work.sequence, self.marks.by_channel());
         }
         // The peer's answer is taken in after the completion is reported.
         // PRACTICE-ORDER-1
@@ -186,7 +186,7 @@ impl Tx {
         self.marks.add_message();
         self.cursor.advance();
         count(endpoint, &said);
-        endpoint.is_beside.store(true, Ordering::Relaxed);
+        endpoint.is_by_channel.store(true, Ordering::Relaxed);
         queues.complete_send(work.sequence, Status::Success);
         endpoint.rounds.end(round);
         if sleeps {
@@ -235,7 +235,7 @@ impl Tx {
         let said =
             near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
         if let Some(observed) = &mut self.observed {
-            observed.leaves_beside(endpoint, &said, sequence, self.marks.beside());
+            observed.leaves_by_channel(endpoint, &said, sequence, self.marks.by_channel());
         }
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
