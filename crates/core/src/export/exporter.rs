@@ -1,7 +1,7 @@
 //! The exporter's side. The background thread answers the processes that ask. The program's only thread answers about a region, the next time that it posts
 //! or polls, since its pages have to be moved.
 
-use super::message::{Answer, LONGEST, QUESTION, Question, What};
+use super::message::{Answer, LONGEST, QUESTION, Question, Subject};
 use super::{NAME, socket_name};
 use crate::device::Context;
 use crate::engine::Engine;
@@ -166,13 +166,13 @@ impl Answering {
 
     /// The answer, unless it comes later.
     fn look(self: &Arc<Self>, context: &Arc<Context>, question: &Question) -> Option<Answer> {
-        if question.what == What::Context {
+        if question.subject == Subject::Context {
             return Some(Answer { text: context.device().name().into(), ..Answer::default() });
         }
         let Some(domain) = context.protection_domain(question.domain) else {
             return Some(Answer::refusal(libc::ENOENT, "there is no such protection domain"));
         };
-        if question.what == What::Domain {
+        if question.subject == Subject::Domain {
             return Some(Answer::default());
         }
         let Some(region) = domain.region(question.key) else {

@@ -1,6 +1,6 @@
 //! The importer's side.
 
-use super::message::{Answer, LONGEST, Question, What};
+use super::message::{Answer, LONGEST, Question, Subject};
 use super::{NAME, SECRET, socket_name};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ impl Remote {
     /// EOPNOTSUPP where no process listens: it has ended, or is of another network namespace. EACCES if it is of another user. ETIMEDOUT when it does not
     /// answer. Else its answer: ENOENT for a context that is closed.
     pub fn device(&self) -> Result<String> {
-        Ok(self.ask(What::Context, 0, 0)?.1.text)
+        Ok(self.ask(Subject::Context, 0, 0)?.1.text)
     }
 
     /// Whether the context has a protection domain with this number.
@@ -52,7 +52,7 @@ impl Remote {
     /// # Errors
     /// As of [`Remote::device`]; ENOENT if it has none.
     pub fn find_domain(&self, number: u32) -> Result<()> {
-        self.ask(What::Domain, number, 0).map(drop)
+        self.ask(Subject::Domain, number, 0).map(drop)
     }
 
     /// Imports the region with a key in that domain into `target`. It has a key of its own, and the addresses and rights of the original.
@@ -65,7 +65,7 @@ impl Remote {
         domain: u32,
         key: u32,
     ) -> Result<Arc<MemoryRegion>> {
-        let (connection, answer, descriptors) = self.ask(What::Region, domain, key)?;
+        let (connection, answer, descriptors) = self.ask(Subject::Region, domain, key)?;
         let descriptor = descriptors.into_iter().next().and_then(PassedFd::into_memory);
         let descriptor = descriptor.ok_or_else(|| Error::invalid("no memory came with the region"))?;
         let access = Access::from_bits(answer.access)
@@ -80,10 +80,10 @@ impl Remote {
         Ok(region)
     }
 
-    fn ask(&self, what: What, domain: u32, key: u32) -> Result<(Connection, Answer, Descriptors)> {
+    fn ask(&self, subject: Subject, domain: u32, key: u32) -> Result<(Connection, Answer, Descriptors)> {
         let connection = Connection::open(&socket_name(&self.name)).map_err(|error| {
             let gone = "its process has ended, is of another network namespace, has no protection domain, or ADVERB_LOCAL is not auto there";
-            Error::new(libc::EOPNOTSUPP, format!("{what:?} of another process: {gone} ({error})"))
+            Error::new(libc::EOPNOTSUPP, format!("{subject:?} of another process: {gone} ({error})"))
         })?;
         if !connection.may_share() {
             return Err(Error::new(
@@ -91,7 +91,7 @@ impl Remote {
                 "who exports the context is of another user or user namespace, or may not be looked at",
             ));
         }
-        let question = Question { what, secret: self.secret, domain, key };
+        let question = Question { subject, secret: self.secret, domain, key };
         let failed = |error: io::Error| {
             Error::new(
                 error.raw_os_error().unwrap_or(libc::EIO),

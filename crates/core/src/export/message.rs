@@ -2,7 +2,7 @@
 
 /// The subject of an importer's question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Subject {
     /// The context itself: which device it is of.
     Context = 1,
     /// A protection domain of it.
@@ -14,7 +14,7 @@ pub(super) enum What {
 /// A question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
-    pub(super) what: What,
+    pub(super) subject: Subject,
     /// The secret number of the context.
     pub(super) secret: u64,
     /// Number of the domain.
@@ -34,7 +34,7 @@ impl Question {
     pub(super) fn bytes(&self) -> [u8; QUESTION] {
         let mut bytes = [0; QUESTION];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4] = self.what as u8;
+        bytes[4] = self.subject as u8;
         bytes[8..16].copy_from_slice(&self.secret.to_ne_bytes());
         bytes[16..20].copy_from_slice(&self.domain.to_ne_bytes());
         bytes[20..24].copy_from_slice(&self.key.to_ne_bytes());
@@ -43,10 +43,11 @@ impl Question {
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; QUESTION] = bytes.try_into().ok()?;
-        let what =
-            [What::Context, What::Domain, What::Region].into_iter().find(|what| *what as u8 == bytes[4])?;
+        let subject = [Subject::Context, Subject::Domain, Subject::Region]
+            .into_iter()
+            .find(|subject| *subject as u8 == bytes[4])?;
         (bytes[..4] == MAGIC).then(|| Self {
-            what,
+            subject,
             secret: u64::from_ne_bytes(word(bytes, 8)),
             domain: u32::from_ne_bytes(word(bytes, 16)),
             key: u32::from_ne_bytes(word(bytes, 20)),
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood_and_nothing_else() {
-        let question = Question { what: What::Region, secret: 7 << 40, domain: 8, key: 9 };
+        let question = Question { subject: Subject::Region, secret: 7 << 40, domain: 8, key: 9 };
         assert_eq!(Question::parse(&question.bytes()), Some(question));
         let answer = Answer {
             errno: 5,

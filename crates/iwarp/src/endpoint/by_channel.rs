@@ -103,14 +103,14 @@ mod tests {
     use super::*;
     use crate::endpoint::By;
     use crate::fuzz::connected;
-    use crate::local::record::What;
+    use crate::local::record::RecordKind;
 
     /// One thread ends the connection, with the receive lock. Another thread brings a message meanwhile.
     #[test]
     fn a_message_for_a_connection_that_ends_meanwhile_does_not_wait_for_ever() {
         connected(|endpoint| {
             let inbox = Arc::new(Inbox::new(1));
-            let head = RecordHead { length: 4, ..RecordHead::bare(What::Send, 1, 0) };
+            let head = RecordHead { length: 4, ..RecordHead::bare(RecordKind::Send, 1, 0) };
             let mut guard = lock(&endpoint.rx);
             endpoint.end(&mut guard, Cause::Here);
             assert!(endpoint.arrived(&inbox, &head, &Source::Buffer(&[1; 4])));

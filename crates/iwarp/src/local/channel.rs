@@ -2,7 +2,7 @@
 
 use super::LocalHost;
 use super::inbox::Inbox;
-use super::record::{self, RecordHead, What};
+use super::record::{self, RecordHead, RecordKind};
 use crate::endpoint::{By, Endpoint};
 use adverb_core::counters::Counters;
 use adverb_core::engine::{self, Engine};
@@ -64,10 +64,10 @@ pub(crate) enum RecordOutcome {
 
 /// Tells the other end, by its number `to`, how much has been taken in, and nothing else but `what` this is.
 #[cold]
-pub(crate) fn tell(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> RecordOutcome {
+pub(crate) fn tell(channel: &Channel, kind: RecordKind, to: u32, inbox: &Inbox) -> RecordOutcome {
     let mut tx = channel.tx.lock();
     let Some(mut slot) = tx.producer.reserve(record::START) else { return RecordOutcome::Full };
-    slot.write_words(RecordHead::bare(what, to, inbox.tell()).words());
+    slot.write_words(RecordHead::bare(kind, to, inbox.tell()).words());
     slot.publish();
     if tx.producer.peer_sleeps() { RecordOutcome::Sleeps } else { RecordOutcome::Polls }
 }
@@ -118,12 +118,13 @@ impl Traffic for Messages {
                     // The connection has ended here.
                     None => {}
                     // The peer's process may not be known yet.
-                    Some((_, inbox)) if said.what == What::Greeting => inbox.greet(process),
+                    Some((_, inbox)) if said.kind == RecordKind::Greeting => inbox.greet(process),
                     // The connection's peer is in another process.
                     Some((_, inbox)) if !inbox.is_from(process) => counters.damaged.add(1),
                     Some((endpoint, inbox)) => {
                         inbox.peer_took(said.taken);
-                        let looks = said.what != What::Progress && endpoint.arrived(inbox, &said, &payload);
+                        let looks =
+                            said.kind != RecordKind::Progress && endpoint.arrived(inbox, &said, &payload);
                         let is_last = |last: &Arc<Endpoint>| Arc::ptr_eq(last, &endpoint);
                         if looks && !looking.last().is_some_and(is_last) {
                             looking.push(endpoint);

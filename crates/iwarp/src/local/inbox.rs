@@ -175,11 +175,11 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::What;
+    use super::super::record::RecordKind;
     use super::*;
 
     fn message(behind: u64, length: u32) -> Waiting {
-        (RecordHead { behind, length, ..RecordHead::bare(What::Send, 1, 0) }, vec![0; length as usize])
+        (RecordHead { behind, length, ..RecordHead::bare(RecordKind::Send, 1, 0) }, vec![0; length as usize])
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! | byte | |
 //! |---|---|
-//! | 0 | [`What`] |
+//! | 0 | [`RecordKind`] |
 //! | 1 | [`SOLICITED`], [`INVALIDATES`] |
 //! | 4 to 7 | bytes of payload, which follow |
 //! | 8 to 11 | the end that it is for, by the number that this end has told ([`super::question`]) |
@@ -32,7 +32,7 @@ const INVALIDATES: u8 = 2;
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum What {
+pub(crate) enum RecordKind {
     /// The sender takes in messages through shared memory from now on.
     Greeting = 1,
     /// A Send.
@@ -46,7 +46,7 @@ pub(crate) enum What {
 /// The head of a record, taken apart: the four words before the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordHead {
-    pub(crate) what: What,
+    pub(crate) kind: RecordKind,
     pub(crate) to: u32,
     pub(crate) length: u32,
     pub(crate) solicited: bool,
@@ -59,9 +59,9 @@ pub(crate) struct RecordHead {
 
 impl RecordHead {
     /// The head of a record without a message: its kind, the end that it is for, and how much has been taken in.
-    pub(crate) fn bare(what: What, to: u32, taken: u32) -> Self {
+    pub(crate) fn bare(kind: RecordKind, to: u32, taken: u32) -> Self {
         let (length, solicited, invalidates, data, behind, written) = (0, false, false, 0, 0, 0);
-        Self { what, to, length, solicited, invalidates, data, behind, taken, written }
+        Self { kind, to, length, solicited, invalidates, data, behind, taken, written }
     }
 
     /// The words before the payload.
@@ -71,7 +71,7 @@ impl RecordHead {
         let flags = flag(self.solicited, SOLICITED) | flag(self.invalidates, INVALIDATES);
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         [
-            pair(self.what as u32 | u32::from(flags) << 8, self.length),
+            pair(self.kind as u32 | u32::from(flags) << 8, self.length),
             pair(self.to, self.data),
             self.behind,
             pair(self.taken, self.written),
@@ -82,9 +82,9 @@ impl RecordHead {
     #[inline]
     fn parse(&[first, second, behind, last]: &[u64; WORDS], payload: usize) -> Option<Self> {
         let flags = (first >> 8) as u8;
-        let kinds = [What::Greeting, What::Send, What::Immediate, What::Progress];
+        let kinds = [RecordKind::Greeting, RecordKind::Send, RecordKind::Immediate, RecordKind::Progress];
         let said = Self {
-            what: kinds.into_iter().find(|what| *what as u8 == first as u8)?,
+            kind: kinds.into_iter().find(|kind| *kind as u8 == first as u8)?,
             to: second as u32,
             length: (first >> 32) as u32,
             solicited: flags & SOLICITED != 0,
@@ -94,7 +94,7 @@ impl RecordHead {
             taken: last as u32,
             written: (last >> 32) as u32,
         };
-        let longest = if said.what == What::Send { LONGEST_HERE } else { 0 };
+        let longest = if said.kind == RecordKind::Send { LONGEST_HERE } else { 0 };
         (said.length as usize == payload && payload <= longest).then_some(said)
     }
 
@@ -103,8 +103,8 @@ impl RecordHead {
     pub(crate) fn arrival(&self) -> Arrival {
         // No messages are counted here: none gets lost. The number is for the peer's log.
         let (msn, solicited) = (0, self.solicited);
-        let segment = match self.what {
-            What::Immediate => {
+        let segment = match self.kind {
+            RecordKind::Immediate => {
                 let mut data = [0; 8];
                 data[..4].copy_from_slice(&self.data.to_ne_bytes());
                 Segment::Immediate { msn, data, solicited }
@@ -154,12 +154,12 @@ mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = RecordHead> {
-        let kinds = [What::Greeting, What::Send, What::Immediate, What::Progress];
-        kinds.into_iter().flat_map(|what| {
+        let kinds = [RecordKind::Greeting, RecordKind::Send, RecordKind::Immediate, RecordKind::Progress];
+        kinds.into_iter().flat_map(|kind| {
             [false, true].into_iter().map(move |set| RecordHead {
-                what,
+                kind,
                 to: 0xffff_fffe,
-                length: if what == What::Send { 4096 } else { 0 },
+                length: if kind == RecordKind::Send { 4096 } else { 0 },
                 solicited: set,
                 invalidates: !set,
                 data: 0x0102_0304,
@@ -178,7 +178,7 @@ mod tests {
         }
         assert_eq!(RecordHead::parse(&[5, 0, 0, 0], 0), None);
         assert_eq!(RecordHead::parse(&[0, 0, 0, 0], 0), None);
-        let long = RecordHead { length: 4097, ..RecordHead::bare(What::Send, 1, 0) };
+        let long = RecordHead { length: 4097, ..RecordHead::bare(RecordKind::Send, 1, 0) };
         assert_eq!(RecordHead::parse(&long.words(), 4097), None);
     }
 

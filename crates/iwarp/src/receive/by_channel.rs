@@ -2,7 +2,7 @@
 
 use super::{Rx, TakeEffect, Until};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::record::{RecordHead, What};
+use crate::local::record::{RecordHead, RecordKind};
 use crate::local::{Channel, Inbox, RecordOutcome, tell};
 use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
@@ -131,7 +131,7 @@ impl Rx {
         }
         counters.rx_frames.add(1);
         counters.rx_local.add(1);
-        if said.what == What::Immediate {
+        if said.kind == RecordKind::Immediate {
             self.written = said.written;
         }
         self.begin(endpoint, &arrival, taken)?;
@@ -154,7 +154,7 @@ impl Rx {
     #[cold]
     fn tell_progress(&mut self, endpoint: &Endpoint) {
         let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
-        match tell(channel, What::Progress, peer.serial, inbox) {
+        match tell(channel, RecordKind::Progress, peer.serial, inbox) {
             RecordOutcome::Polls => {}
             // To ring takes a system call, and other threads may wait for the locks that this one has.
             RecordOutcome::Sleeps => self.owes_ring = true,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn message(behind: u64) -> RecordHead {
-        RecordHead { behind, length: 4, ..RecordHead::bare(What::Send, 1, 0) }
+        RecordHead { behind, length: 4, ..RecordHead::bare(RecordKind::Send, 1, 0) }
     }
 
     /// A thread that posts finds the transmit lock taken by one that takes in a message.

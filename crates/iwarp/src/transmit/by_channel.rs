@@ -6,7 +6,7 @@
 use super::Tx;
 use super::direct::{DirectOutcome, Ends, Near};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::record::{LONGEST_HERE, RecordHead, START, What};
+use crate::local::record::{LONGEST_HERE, RecordHead, RecordKind, START};
 use crate::local::{Channel, RecordOutcome, tell, weight};
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -22,22 +22,22 @@ impl Near {
     #[inline]
     pub(super) fn greet(&mut self, endpoint: &Endpoint) {
         if !self.has_greeted && !endpoint.lane.is_attended() {
-            self.has_greeted = self.say(endpoint, What::Greeting);
+            self.has_greeted = self.say(endpoint, RecordKind::Greeting);
         }
-        if self.inbox.takes_pending_progress() && !self.say(endpoint, What::Progress) {
+        if self.inbox.takes_pending_progress() && !self.say(endpoint, RecordKind::Progress) {
             self.inbox.put_off_progress();
         }
     }
 
     /// Puts a record without a message into the channel. False: the channel has no room. Once it has, it calls the endpoint, whose next turn begins.
     #[cold]
-    fn say(&self, endpoint: &Endpoint, what: What) -> bool {
+    fn say(&self, endpoint: &Endpoint, kind: RecordKind) -> bool {
         // The loop goes round when the channel had no room, and then had some before this thread could begin to wait for it.
         loop {
             if self.channel.neighbour.has_ended() {
                 return false;
             }
-            match tell(&self.channel, what, self.peer.serial, &self.inbox) {
+            match tell(&self.channel, kind, self.peer.serial, &self.inbox) {
                 RecordOutcome::Polls => return true,
                 RecordOutcome::Sleeps => {
                     self.channel.ring();
@@ -62,12 +62,12 @@ impl Near {
     /// The head of a message that leaves. The calling thread has the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
     #[inline]
     fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> RecordHead {
-        let (what, length, written) = match opcode {
-            Opcode::WriteWithImmediate => (What::Immediate, 0, length),
-            _ => (What::Send, length, 0),
+        let (kind, length, written) = match opcode {
+            Opcode::WriteWithImmediate => (RecordKind::Immediate, 0, length),
+            _ => (RecordKind::Send, length, 0),
         };
         RecordHead {
-            what,
+            kind,
             to: self.peer.serial,
             length,
             solicited: flags.contains(SendFlags::SOLICITED),

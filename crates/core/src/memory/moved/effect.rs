@@ -27,13 +27,13 @@ pub(super) struct EventReaders {
 /// A range for which all is done that the event says.
 #[derive(Clone, Copy)]
 struct DoneRange {
-    what: What,
+    kind: ChangeKind,
     start: usize,
     end: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum ChangeKind {
     Dropped,
     Unmapped,
 }
@@ -43,7 +43,7 @@ impl EventReaders {
 
     pub(super) fn nobody() -> Self {
         let call = Call { number: 0, arguments: [0; 6] };
-        let done = DoneRange { what: What::Dropped, start: 0, end: 0 };
+        let done = DoneRange { kind: ChangeKind::Dropped, start: 0, end: 0 };
         Self {
             calls: vec![call; Self::MOST].into(),
             count: 0,
@@ -76,16 +76,16 @@ impl EventReaders {
         ]
     }
 
-    fn note(&mut self, what: What, start: usize, end: usize) {
+    fn note(&mut self, kind: ChangeKind, start: usize, end: usize) {
         if let Some(place) = self.done.get_mut(self.done_count) {
-            *place = DoneRange { what, start, end };
+            *place = DoneRange { kind, start, end };
             self.done_count += 1;
         }
     }
 
-    fn has(&self, what: What, at: usize) -> bool {
+    fn has(&self, kind: ChangeKind, at: usize) -> bool {
         let done = self.done.get(..self.done_count).unwrap_or_default();
-        done.iter().any(|done| done.what == what && (done.start..done.end).contains(&at))
+        done.iter().any(|done| done.kind == kind && (done.start..done.end).contains(&at))
     }
 }
 
@@ -140,12 +140,12 @@ impl Effect<'_> {
         match event {
             // Otherwise the work was done before the event was read. Or its caller is no thread that can be seen (io_uring).
             Event::Removed { start, end } => {
-                if !self.seen.has(What::Dropped, start) {
+                if !self.seen.has(ChangeKind::Dropped, start) {
                     let _ = self.drop_late(start, end);
                 }
             }
             Event::Unmapped { start, end } => {
-                if !self.seen.has(What::Unmapped, start) {
+                if !self.seen.has(ChangeKind::Unmapped, start) {
                     let _ = self.unmapped(start, end);
                 }
             }
@@ -181,7 +181,7 @@ impl Effect<'_> {
             libc::MADV_DONTNEED_LOCKED => true,
             // The kernel refuses the call, or itself does all that is to be done.
             _ => {
-                self.seen.note(What::Dropped, start, end);
+                self.seen.note(ChangeKind::Dropped, start, end);
                 return Ok(true);
             }
         };
@@ -194,7 +194,7 @@ impl Effect<'_> {
             }
             true
         })?;
-        self.seen.note(What::Dropped, start, reached);
+        self.seen.note(ChangeKind::Dropped, start, reached);
         Ok(reached == end && !self.mapped.has_hole(start, end)?)
     }
 
@@ -226,7 +226,7 @@ impl Effect<'_> {
             return;
         }
         if self.unmapped(start, end).is_ok() {
-            self.seen.note(What::Unmapped, start, end);
+            self.seen.note(ChangeKind::Unmapped, start, end);
         }
     }
 
