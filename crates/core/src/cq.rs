@@ -38,11 +38,11 @@ pub trait Lane: Send + Sync {
     /// Threads that poll the queue from now on serve one-sided requests, too: the background thread keeps off while polls go on.
     fn serve(&self) {}
     /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there are none, it is as good as armed.
-    fn attend(&self) {
+    fn begin_sleep(&self) {
         self.arm();
     }
-    /// A thread that attended the lane sleeps no more.
-    fn leave(&self) {}
+    /// A thread that slept on the lane sleeps no more.
+    fn end_sleep(&self) {}
     /// Appends the descriptors of the lane, each with the events to wait for.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         let _ = list;
@@ -90,7 +90,7 @@ impl CompletionChannel {
     }
 
     /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in packets in the background
-    /// thread's place ([`Reactor::attend`](crate::reactor::Reactor::attend)).
+    /// thread's place ([`Reactor::begin_duty`](crate::reactor::Reactor::begin_duty)).
     pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
         // Arrivals wake the thread also after the program has destroyed the channel.
         let this = self.clone();
@@ -134,14 +134,14 @@ impl CompletionChannel {
             return Ok(false);
         }
         let signals = SignalMask::new();
-        let begin = || engine::existing().and_then(|engine| engine.reactor.attend());
-        let Some(mut attending) = deferred(begin) else { return Ok(false) };
+        let begin = || engine::existing().and_then(|engine| engine.reactor.begin_duty());
+        let Some(mut on_duty) = deferred(begin) else { return Ok(false) };
         let mut sleeps = 0u32;
         loop {
             sleeps = sleeps.wrapping_add(1);
             let mask = signals.before();
             let heeded = if sleeps.is_multiple_of(SLEEPS) { self.events.heed_signals(mask) } else { Ok(()) };
-            let slept = heeded.and_then(|()| self.events.sleep_beside(attending.descriptor(), mask));
+            let slept = heeded.and_then(|()| self.events.sleep_beside(on_duty.descriptor(), mask));
             let woken = match slept {
                 Err(error)
                     if error.errno() == libc::EINTR
@@ -151,7 +151,7 @@ impl CompletionChannel {
                 }
                 woken => woken?,
             };
-            let serve = || self.events.take_after(|| attending.serve(), &mut *taken);
+            let serve = || self.events.take_after(|| on_duty.serve(), &mut *taken);
             if woken.by_other && deferred(serve) {
                 return Ok(true);
             }
@@ -163,7 +163,7 @@ impl CompletionChannel {
             if found.is_err() {
                 return Ok(false);
             }
-            deferred(|| attending.go_on());
+            deferred(|| on_duty.go_on());
         }
     }
 
@@ -251,7 +251,7 @@ struct Ring {
     first: usize,
     length: usize,
     unheard: UnnotifiedKinds,
-    attendants: u32,
+    sleepers: u32,
 }
 
 /// A thread's sleep by [`CompletionQueue::attend`]. It ends when this is dropped; after the last one the queue is not armed.
@@ -313,7 +313,7 @@ impl CompletionQueue {
                 first: 0,
                 length: 0,
                 unheard: UnnotifiedKinds::default(),
-                attendants: 0,
+                sleepers: 0,
             }),
             length: AtomicU32::new(0),
             arming: Arming::default(),
@@ -566,7 +566,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Owner of the queue is no program but ourselves: polls serve one-sided requests, too, and threads that sleep attend.
+    /// The owner of the queue is a part of this engine and no program: its polls serve one-sided requests, too, and its threads may sleep on the lane's
+    /// descriptors.
     pub fn serve(&self) {
         self.each_lane(|lane| lane.serve());
     }
@@ -579,22 +580,22 @@ impl CompletionQueue {
     pub fn attend(self: &Arc<Self>) -> Result<Attendance> {
         self.born.check()?;
         let mut ring = self.lock();
-        ring.attendants += 1;
+        ring.sleepers += 1;
         let unheard = self.arming.arm(&mut ring.unheard, false);
         drop(ring);
         self.tell_of(unheard);
-        self.each_lane(|lane| lane.attend());
+        self.each_lane(|lane| lane.begin_sleep());
         Ok(Attendance(self.clone()))
     }
 
     fn end_attendance(&self) {
         let mut ring = self.lock();
-        ring.attendants -= 1;
-        if ring.attendants == 0 {
+        ring.sleepers -= 1;
+        if ring.sleepers == 0 {
             self.arming.disarm();
         }
         drop(ring);
-        self.each_lane(|lane| lane.leave());
+        self.each_lane(|lane| lane.end_sleep());
     }
 
     /// Appends the descriptors at which packets arrive, each with the events to wait for.

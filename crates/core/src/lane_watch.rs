@@ -5,8 +5,8 @@
 //! switched off, and a short timer looks whether the polls go on. With one-sided traffic the lane is disarmed, too, but only after the thread has been
 //! woken in the middle of polls many times, and the looks are closer.
 //!
-//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane. A thread that sleeps does so on the
-//! lane's own descriptors: it *attends*, and takes in packets itself. To wake the background thread, and have it wake that one, would cost more than the
+//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane. A thread that sleeps, a *sleeper*, does
+//! so on the lane's own descriptors, and takes in packets itself. To wake the background thread, and have it wake that one, would cost more than the
 //! message.
 
 use crate::clock;
@@ -77,7 +77,7 @@ pub struct LaneWatch {
     /// Threads that poll serve one-sided traffic, and want the background thread to keep off.
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
-    attendants: AtomicU32,
+    sleepers: AtomicU32,
     timer: Mutex<LookTimer>,
 }
 
@@ -108,7 +108,7 @@ impl LaneWatch {
             polls_serve: AtomicBool::new(false),
             is_coincidence: AtomicBool::new(false),
             served: AtomicBool::new(false),
-            attendants: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
             timer: Mutex::new(LookTimer { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
         })
     }
@@ -182,9 +182,9 @@ impl LaneWatch {
         self.served.store(true, Ordering::Relaxed);
     }
 
-    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`LaneWatch::leave`].
-    pub fn attend(self: &Arc<Self>) {
-        self.attendants.fetch_add(1, Ordering::SeqCst);
+    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`LaneWatch::end_sleep`].
+    pub fn begin_sleep(self: &Arc<Self>) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
         // Before the caller looks which descriptors to wait for, and whether for room: see `waits_for_room`.
         fence_behind();
         if self.armed.load(Ordering::Relaxed) {
@@ -193,18 +193,18 @@ impl LaneWatch {
     }
 
     /// The caller sleeps no more. If no polls follow, the background thread watches again.
-    pub fn leave(self: &Arc<Self>) {
-        self.attendants.fetch_sub(1, Ordering::SeqCst);
+    pub fn end_sleep(self: &Arc<Self>) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.look_soon();
     }
 
     /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no polls follow, the background
     /// thread watches again. With no lock of the lane held.
     pub fn waits_for_room(self: &Arc<Self>) {
-        // Either an attendant that comes now finds that something waits for room, or it is found here.
+        // Either a sleeper that comes now finds that something waits for room, or this thread finds the sleeper.
         fence(Ordering::SeqCst);
-        // Without attendants the timer looks anyway.
-        if self.attendants.load(Ordering::Relaxed) > 0 {
+        // Without sleepers the timer looks anyway.
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.look_soon();
         }
     }
@@ -303,7 +303,7 @@ impl Source for LaneWatch {
                 timer.looking = true;
                 return;
             }
-        } else if self.attendants.load(Ordering::SeqCst) > 0
+        } else if self.sleepers.load(Ordering::SeqCst) > 0
             && !self.lane.upgrade().is_some_and(|lane| lane.waits_for_room())
         {
             // The thread that sleeps there takes in all that comes. It asks for the next look itself.
@@ -452,22 +452,22 @@ mod tests {
             }
             is_watched()
         };
-        watch.attend();
+        watch.begin_sleep();
         watch.clone().timeout();
         assert!(!watch.is_armed());
         lane.full.store(true, Ordering::SeqCst);
         watch.waits_for_room();
         assert!(armed_soon());
         // Another thread comes and goes.
-        watch.attend();
-        watch.leave();
+        watch.begin_sleep();
+        watch.end_sleep();
         assert!(armed_soon());
         lane.full.store(false, Ordering::SeqCst);
-        watch.attend();
+        watch.begin_sleep();
         watch.clone().timeout();
         assert!(!watch.is_armed());
-        watch.leave();
-        watch.leave();
+        watch.end_sleep();
+        watch.end_sleep();
         assert!(armed_soon(), "nobody sleeps, and nobody polls");
     }
 }

@@ -4,7 +4,7 @@
 //! to be done. Call-backs run on it without any lock of the reactor held.
 //!
 //! The descriptors at which messages arrive are a set of their own within its set. A thread of the program may serve them in its place while that thread
-//! sleeps for an event ([`Reactor::attend`], `duty`).
+//! sleeps for an event ([`Reactor::begin_duty`], `duty`).
 
 use crate::containment;
 use crate::deadlines::Deadlines;
@@ -37,7 +37,7 @@ pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
-    /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::attend`]).
+    /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::begin_duty`]).
     /// The source must not leave the work to threads that poll: no other thread watches.
     fn attended(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
@@ -249,12 +249,12 @@ impl Reactor {
 
     /// The calling thread of the program is about to sleep for an event, and takes in packets in the background thread's place. None: another thread does,
     /// or no packets can arrive.
-    pub fn attend(&'static self) -> Option<Attending> {
+    pub fn begin_duty(&'static self) -> Option<DutyGuard> {
         if !self.started.load(Ordering::Relaxed) {
             return None;
         }
         let turn = self.duty().take()?;
-        Some(Attending { reactor: self, turn: Some(turn), born: ForkGeneration::now() })
+        Some(DutyGuard { reactor: self, turn: Some(turn), born: ForkGeneration::now() })
     }
 
     fn duty(&'static self) -> &'static Arc<Duty> {
@@ -380,13 +380,13 @@ impl Arrivals for Reactor {
 }
 
 /// A thread's stay on duty, until dropped.
-pub struct Attending {
+pub struct DutyGuard {
     reactor: &'static Reactor,
     turn: Option<Turn>,
     born: ForkGeneration,
 }
 
-impl Attending {
+impl DutyGuard {
     /// The descriptor that is readable while something has arrived; none (-1) where that is another thread's duty.
     pub fn descriptor(&self) -> RawFd {
         if self.turn.is_some() { self.reactor.arrivals } else { -1 }
@@ -403,7 +403,7 @@ impl Attending {
     }
 }
 
-impl Drop for Attending {
+impl Drop for DutyGuard {
     fn drop(&mut self) {
         // In a child of fork the descriptors are closed, and another thread may have had the lock.
         if let (Some(turn), true) = (self.turn, self.born.is_here()) {

@@ -452,7 +452,7 @@ impl Endpoint {
         }
         if is_new {
             // On a lane whose threads sleep on the sockets, peers are not told that messages may come by shared memory: so all come by TCP.
-            if !self.lane.is_attended() {
+            if !self.lane.has_sleepers() {
                 self.needs_socket.store(false, Ordering::Relaxed);
             }
             let (own, process, number) = (self.queues.number, channel.neighbour.process(), peer.number);

@@ -47,7 +47,7 @@ impl Lanes {
             in_vain: AtomicU32::new(0),
             leaves_sockets: AtomicBool::new(false),
             has_waiting: AtomicBool::new(false),
-            is_attended: AtomicBool::new(false),
+            has_sleepers: AtomicBool::new(false),
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
@@ -85,7 +85,7 @@ pub(crate) struct Lane {
     /// Messages may wait in the inbox of a connection. A thread that puts one there sets this afterwards; a poll clears it and then looks.
     has_waiting: AtomicBool,
     /// Threads of the program sleep on the sockets themselves.
-    is_attended: AtomicBool,
+    has_sleepers: AtomicBool,
 }
 
 #[derive(Default)]
@@ -167,8 +167,8 @@ impl Lane {
     }
 
     /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would wake the background thread first, which would wake such a thread.
-    pub(crate) fn is_attended(&self) -> bool {
-        self.is_attended.load(Ordering::SeqCst)
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.has_sleepers.load(Ordering::SeqCst)
     }
 
     /// A message waits in the inbox of one of the connections.
@@ -313,20 +313,20 @@ impl CqLane for Lane {
     }
 
     fn serve(&self) {
-        self.is_attended.store(true, Ordering::SeqCst);
+        self.has_sleepers.store(true, Ordering::SeqCst);
         self.lane_watch.serve();
     }
 
-    fn attend(&self) {
+    fn begin_sleep(&self) {
         self.rest();
         self.asks_sockets();
-        self.lane_watch.attend();
+        self.lane_watch.begin_sleep();
         // Channels have no descriptors for the program: the background thread takes in their messages.
         self.host.hub.channels.arm();
     }
 
-    fn leave(&self) {
-        self.lane_watch.leave();
+    fn end_sleep(&self) {
+        self.lane_watch.end_sleep();
     }
 
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {

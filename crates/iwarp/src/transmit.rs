@@ -24,7 +24,7 @@ use adverb_core::wire::Direction;
 use adverb_proto::iwarp::{Outbound, OutstandingReads, Sender, Terminate};
 use adverb_proto::keyed;
 use arrayvec::ArrayVec;
-use direct::{Marks, Near};
+use direct::{Near, SendProgress};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -141,7 +141,7 @@ pub(crate) struct Tx {
     /// Bytes of the peer's reads that were copied from memory before they are sent.
     kept: KeptReads,
     /// How far the stream has come.
-    marks: Marks,
+    progress: SendProgress,
     /// The current message is a request that is answered.
     is_asking: bool,
     /// The current message answers one of the peer's.
@@ -188,7 +188,7 @@ impl Tx {
             sinks: 0,
             framed: 0,
             kept: KeptReads::default(),
-            marks: Marks::default(),
+            progress: SendProgress::default(),
             is_asking: false,
             is_response: false,
             heard: 0,
@@ -306,7 +306,7 @@ impl Tx {
         {
             self.sender.seal(&fpdu, &[], &mut burst.bytes);
             if let Some(observed) = &mut self.observed {
-                observed.terminates(endpoint, &terminate, self.marks.made(), &burst.bytes);
+                observed.terminates(endpoint, &terminate, self.progress.made(), &burst.bytes);
             }
             let _ = self.socket.send_all(&burst.bytes);
             endpoint.queues.counters.tx_frames.add(1);

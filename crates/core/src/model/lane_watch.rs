@@ -136,8 +136,8 @@ fn polls(world: &World) {
 
 /// A sleep on the lane's own descriptors that something else ends.
 fn sleeps(world: &World) {
-    world.watch.attend();
-    world.watch.leave();
+    world.watch.begin_sleep();
+    world.watch.end_sleep();
 }
 
 fn arms(world: &World) {
@@ -180,7 +180,7 @@ fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
             }),
             thread::spawn(move || background.look()),
         ];
-        world.watch.attend();
+        world.watch.begin_sleep();
         let asked = world.lane.is_full.load(Ordering::Relaxed);
         for thread in threads {
             thread.join().unwrap();

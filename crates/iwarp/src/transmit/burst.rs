@@ -78,7 +78,7 @@ impl Tx {
         }
         let length = burst.frames.last().map_or(0, Frame::len);
         burst.total += length;
-        self.marks.add(length, !self.is_response, self.is_asking && fpdu.is_last());
+        self.progress.add(length, !self.is_response, self.is_asking && fpdu.is_last());
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl Tx {
     fn show(&mut self, endpoint: &Endpoint, burst: &Burst, from: usize, since: u64) {
         let Some(observed) = &mut self.observed else { return };
         // The burst has the last frames of the stream.
-        let mut offset = self.marks.made() - burst.total as u64;
+        let mut offset = self.progress.made() - burst.total as u64;
         for (index, frame) in burst.frames[..burst.followed].iter().enumerate() {
             if index >= from {
                 let (from, to) = (frame.head.0 as usize, frame.head.1 as usize);

@@ -4,7 +4,7 @@
 //! both ways. A message is complete once it is in the shared memory, as a message by TCP is once the socket has it.
 
 use super::Tx;
-use super::direct::{DirectOutcome, Ends, Near};
+use super::direct::{DirectOutcome, Extent, Near};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{LONGEST_HERE, RecordHead, RecordKind, START};
 use crate::local::{Channel, RecordOutcome, tell, weight};
@@ -21,7 +21,7 @@ impl Near {
     /// Tells the peer that this end takes in messages of the channel. Tells it of progress, too, if the channel had no room for that before.
     #[inline]
     pub(super) fn greet(&mut self, endpoint: &Endpoint) {
-        if !self.has_greeted && !endpoint.lane.is_attended() {
+        if !self.has_greeted && !endpoint.lane.has_sleepers() {
             self.has_greeted = self.say(endpoint, RecordKind::Greeting);
         }
         if self.inbox.takes_pending_progress() && !self.say(endpoint, RecordKind::Progress) {
@@ -89,7 +89,7 @@ impl Tx {
     /// Whether one of the two sides has spoken by TCP: until then the peer may wait for a first frame.
     #[inline]
     fn has_begun(&self, endpoint: &Endpoint) -> bool {
-        self.marks.has_made() || endpoint.has_heard()
+        self.progress.has_made() || endpoint.has_heard()
     }
 
     /// A message goes by TCP.
@@ -131,7 +131,7 @@ impl Tx {
                 return Ok(self.find_full(endpoint));
             }
             let write = SendWork { opcode: Opcode::Write, ..*work };
-            match self.go_direct(endpoint, &write, Ends::Part)? {
+            match self.go_direct(endpoint, &write, Extent::Part)? {
                 DirectOutcome::Done => {}
                 went => return Ok(went),
             }
@@ -171,9 +171,9 @@ impl Tx {
                 return DirectOutcome::Tcp;
             }
         }
-        let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
+        let said = near.said(self.progress.made(), work.opcode, work.length, work.immediate, work.flags);
         if let Some(observed) = &mut self.observed {
-            observed.leaves_by_channel(endpoint, &said, work.sequence, self.marks.by_channel());
+            observed.leaves_by_channel(endpoint, &said, work.sequence, self.progress.by_channel());
         }
         // The peer's answer is taken in after the completion is reported.
         // PRACTICE-ORDER-1
@@ -183,7 +183,7 @@ impl Tx {
         let sleeps = tx.producer.peer_sleeps();
         drop(tx);
         near.sent = near.sent.wrapping_add(weight(length));
-        self.marks.add_message();
+        self.progress.add_message();
         self.cursor.advance();
         count(endpoint, &said);
         endpoint.is_by_channel.store(true, Ordering::Relaxed);
@@ -233,9 +233,9 @@ impl Tx {
             }
         }
         let said =
-            near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
+            near.said(self.progress.made(), request.opcode, length as u32, request.immediate, request.flags);
         if let Some(observed) = &mut self.observed {
-            observed.leaves_by_channel(endpoint, &said, sequence, self.marks.by_channel());
+            observed.leaves_by_channel(endpoint, &said, sequence, self.progress.by_channel());
         }
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
@@ -244,7 +244,7 @@ impl Tx {
         let follows = tx.producer.peer_sleeps();
         drop(tx);
         near.sent = near.sent.wrapping_add(weight(length as u32));
-        self.marks.add_message();
+        self.progress.add_message();
         count(endpoint, &said);
         queues.send.enter_sent(&mut self.cursor);
         queues.complete_send(sequence, Status::Success);

@@ -53,9 +53,9 @@ pub(super) struct Near {
     left: u32,
 }
 
-/// How far this side has come with sending. Each mark is a sum: the bytes of all frames so far, and one for each message through shared memory.
+/// How far this side has come with sending. Each word is a sum: the bytes of all frames so far, and one for each message through shared memory.
 #[derive(Default)]
-pub(super) struct Marks {
+pub(super) struct SendProgress {
     /// Bytes that frames have been made of.
     made: u64,
     /// Messages through shared memory.
@@ -66,7 +66,7 @@ pub(super) struct Marks {
     asked: u64,
 }
 
-impl Marks {
+impl SendProgress {
     /// A frame has been made.
     pub(super) fn add(&mut self, length: usize, is_request: bool, is_asking: bool) {
         self.made += length as u64;
@@ -118,7 +118,7 @@ pub(super) enum DirectOutcome {
 
 /// The part of a request that ends with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ends {
+pub(super) enum Extent {
     /// The request.
     Request,
     /// The first part of a request: immediate data follow.
@@ -185,10 +185,10 @@ impl Tx {
     }
 
     /// Whether the peer has taken in all requests that were sent.
-    fn is_quiet(marks: &Marks, near: &mut Near, endpoint: &Endpoint) -> bool {
+    fn is_quiet(progress: &SendProgress, near: &mut Near, endpoint: &Endpoint) -> bool {
         lock(&endpoint.reads).is_empty()
-            && (marks.asked >= marks.requested
-                || near.direct.has_taken(&near.channel.neighbour, near.published(), marks.requested))
+            && (progress.asked >= progress.requested
+                || near.direct.has_taken(&near.channel.neighbour, near.published(), progress.requested))
     }
 
     /// Carries out a request, if it needs no TCP.
@@ -196,28 +196,28 @@ impl Tx {
         &mut self,
         endpoint: &Endpoint,
         work: &SendWork,
-        ends: Ends,
+        extent: Extent,
     ) -> Result<DirectOutcome, Cause> {
-        let Self { near, marks, may_read, closing, copies, .. } = self;
+        let Self { near, progress, may_read, closing, copies, .. } = self;
         let Some(near) = near else { return Ok(DirectOutcome::Tcp) };
         let queues = &endpoint.queues;
         let is_read = work.opcode.is_read_or_atomic();
         // The peer waits for a first frame, which goes by TCP.
-        let may = marks.requested > 0 && !(is_read && work.sges > 1);
+        let may = progress.requested > 0 && !(is_read && work.sges > 1);
         if !may || !near.direct.suits(&near.channel.neighbour, near.published(), work, *may_read) {
             endpoint.goes_by_tcp();
             near.direct.begin_anew();
             return Ok(DirectOutcome::Tcp);
         }
         // A Read whose answer has come may not be complete yet: the receiving thread completes it, under the receive lock.
-        if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
-            if ends == Ends::Part {
+        if !Self::is_quiet(progress, near, endpoint) || !queues.send.is_oldest(work.sequence) {
+            if extent == Extent::Part {
                 // A fence is answered once the messages before it have their receives. A message must not wait for the receives of others.
                 near.direct.begin_anew();
                 endpoint.goes_by_tcp();
                 return Ok(DirectOutcome::Tcp);
             }
-            return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
+            return Ok(near.too_early(endpoint, work, progress, *may_read, *closing));
         }
         (near.early, near.last_early) = (0, None);
         // The peer's answer is taken in after the completion is reported.
@@ -234,7 +234,7 @@ impl Tx {
                 step => break step,
             }
         };
-        if step == Step::Done && ends == Ends::Request {
+        if step == Step::Done && extent == Extent::Request {
             self.cursor.advance();
             queues.complete_oldest_send(work);
         }
@@ -268,12 +268,12 @@ impl Tx {
     #[inline]
     pub(crate) fn carry_out_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> bool {
         let queues = &endpoint.queues;
-        let is_idle = self.is_idle(endpoint) && self.marks.requested > 0;
+        let is_idle = self.is_idle(endpoint) && self.progress.requested > 0;
         let Some(near) = self.near.as_mut().filter(|_| is_idle) else { return false };
         // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
         let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
         let may = (request.opcode == Opcode::Write || self.may_read) && !wakes;
-        if !may || !queues.send.is_drained() || !Self::is_quiet(&self.marks, near, endpoint) {
+        if !may || !queues.send.is_drained() || !Self::is_quiet(&self.progress, near, endpoint) {
             return false;
         }
         let neighbour = &near.channel.neighbour;
@@ -327,7 +327,7 @@ impl Near {
         &mut self,
         endpoint: &Endpoint,
         work: &SendWork,
-        marks: &Marks,
+        progress: &SendProgress,
         may_read: bool,
         closing: bool,
     ) -> DirectOutcome {
@@ -345,7 +345,7 @@ impl Near {
         let reads = lock(&endpoint.reads);
         match () {
             // The answer to come tells that the peer has taken in all requests.
-            () if !reads.is_empty() && marks.asked >= marks.requested => DirectOutcome::Later,
+            () if !reads.is_empty() && progress.asked >= progress.requested => DirectOutcome::Later,
             () if may_read && !reads.is_full() => DirectOutcome::Fence,
             () => DirectOutcome::Tcp,
         }

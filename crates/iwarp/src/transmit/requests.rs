@@ -1,6 +1,6 @@
 //! Which request or response goes out next, and the checks before that.
 
-use super::direct::{DirectOutcome, Ends};
+use super::direct::{DirectOutcome, Extent};
 use super::{SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
@@ -123,7 +123,7 @@ impl Tx {
             let went = match work.opcode {
                 Opcode::Send | Opcode::SendWithInvalidate => self.go_by_channel(endpoint, &work),
                 Opcode::WriteWithImmediate => self.go_with_immediate(endpoint, &work)?,
-                _ => self.go_direct(endpoint, &work, Ends::Request)?,
+                _ => self.go_direct(endpoint, &work, Extent::Request)?,
             };
             match went {
                 DirectOutcome::Done => continue,
@@ -217,7 +217,7 @@ impl Tx {
     #[inline]
     fn show_request(&self, endpoint: &Endpoint, place: u64) {
         if let Some(observed) = &self.observed {
-            observed.request_begins(endpoint, place, self.marks.made());
+            observed.request_begins(endpoint, place, self.progress.made());
         }
     }
 
