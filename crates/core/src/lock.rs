@@ -33,7 +33,7 @@ const TAKEN: u32 = 1;
 const SEATS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// Stands in the place of a thread, and of a seat, where there is none.
-const NOBODY: usize = 0;
+const NO_THREAD: usize = 0;
 
 fn pause() {
     #[cfg(loom)]
@@ -42,7 +42,7 @@ fn pause() {
     std::hint::spin_loop();
 }
 
-/// The calling thread: a number that no other living thread has, and not [`NOBODY`].
+/// The calling thread: a number that no other living thread has, and not [`NO_THREAD`].
 #[inline]
 fn this_thread() -> usize {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -92,7 +92,7 @@ pub struct Lock<T> {
     gate: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
-    /// The seat of the favourite, plus one; or [`NOBODY`]. Set with the gate.
+    /// The seat of the favourite, plus one; or [`NO_THREAD`]. Set with the gate.
     favourite: AtomicUsize,
     seats: [Seat; SEATS],
     /// Seats that threads have got: the first ones. Set with the gate.
@@ -122,10 +122,10 @@ impl<T> Lock<T> {
         Self {
             gate: AtomicU32::new(FREE),
             sleepers: AtomicU32::new(0),
-            favourite: AtomicUsize::new(NOBODY),
+            favourite: AtomicUsize::new(NO_THREAD),
             seats: std::array::from_fn(|_| Seat::default()),
             given: AtomicU32::new(0),
-            last: AtomicUsize::new(NOBODY),
+            last: AtomicUsize::new(NO_THREAD),
             streak: AtomicU32::new(0),
             wanted: AtomicU32::new(FEW),
             #[cfg(loom)]
@@ -207,11 +207,11 @@ impl<T> Lock<T> {
             if !self.favours {
                 return true;
             }
-            let is_ordinary = self.favourite.load(Ordering::Relaxed) == NOBODY;
+            let is_ordinary = self.favourite.load(Ordering::Relaxed) == NO_THREAD;
             // Few locks have ever had a second favourite: there is one seat to look at.
             let is_free = || {
                 self.seats[0].held.load(Ordering::Acquire) == FREE
-                    && (self.given.load(Ordering::Relaxed) <= 1 || self.is_held_by_nobody())
+                    && (self.given.load(Ordering::Relaxed) <= 1 || self.all_seats_are_free())
             };
             if is_ordinary && is_free() || self.end_favour() {
                 return true;
@@ -224,7 +224,7 @@ impl<T> Lock<T> {
 
     /// Whether no thread has the value from a seat. The calling thread then sees all that those threads did to the value.
     #[inline]
-    fn is_held_by_nobody(&self) -> bool {
+    fn all_seats_are_free(&self) -> bool {
         self.seats.iter().all(|seat| seat.held.load(Ordering::Acquire) == FREE)
     }
 
@@ -233,7 +233,7 @@ impl<T> Lock<T> {
     #[cold]
     fn is_free_after_all(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.is_held_by_nobody()
+        self.all_seats_are_free()
     }
 
     #[inline]
@@ -252,13 +252,13 @@ impl<T> Lock<T> {
         let favourite = self.favourite.load(Ordering::Relaxed);
         let seat = self.seats.get(favourite.wrapping_sub(1));
         if seat.is_some_and(|seat| seat.thread.load(Ordering::Relaxed) != this_thread()) {
-            self.favourite.store(NOBODY, Ordering::Relaxed);
+            self.favourite.store(NO_THREAD, Ordering::Relaxed);
             // Now the favourite sees that it is none any more, or this thread sees below that the favourite holds the value.
             barrier::heavy();
             self.wanted.store((self.wanted.load(Ordering::Relaxed) * 2).min(MOST), Ordering::Relaxed);
         }
         // A favourite that comes here has the value already.
-        if self.is_held_by_nobody() {
+        if self.all_seats_are_free() {
             return true;
         }
         self.let_go(&self.gate);
@@ -296,7 +296,7 @@ impl<T> Lock<T> {
     #[cold]
     fn favour(&self, thread: usize) {
         let is_its = |seat: &Seat| {
-            matches!(seat.thread.load(Ordering::Relaxed), NOBODY)
+            matches!(seat.thread.load(Ordering::Relaxed), NO_THREAD)
                 || seat.thread.load(Ordering::Relaxed) == thread
         };
         if let Some(place) = self.seats.iter().position(is_its) {
@@ -314,7 +314,7 @@ impl<T> Lock<T> {
             return self.gate.load(Ordering::Relaxed) == FREE;
         }
         self.gate.load(Ordering::Relaxed) == FREE
-            && (self.favourite.load(Ordering::Relaxed) != NOBODY || self.is_held_by_nobody())
+            && (self.favourite.load(Ordering::Relaxed) != NO_THREAD || self.all_seats_are_free())
     }
 
     #[cold]
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn a_favourite_has_it_once_and_others_get_it_when_it_lets_go() {
         let lock = favoured();
-        let is_favourite = |lock: &Lock<u64>| lock.favourite.load(Ordering::Relaxed) != NOBODY;
+        let is_favourite = |lock: &Lock<u64>| lock.favourite.load(Ordering::Relaxed) != NO_THREAD;
         assert_eq!(is_favourite(&lock), barrier::is_asymmetric());
         let held = lock.lock();
         assert!(lock.try_lock().is_none(), "by the favourite itself");

@@ -103,7 +103,7 @@ static WATCHER: OnceLock<&'static dyn Packets> = OnceLock::new();
 
 /// 0: not found out yet.
 static STATE: AtomicU8 = AtomicU8::new(0);
-const NOBODY: u8 = 1;
+const NO_OBSERVER: u8 = 1;
 /// A capture, or the log: they want bytes.
 const FRAMES: u8 = 2;
 const WATCHER_ALONE: u8 = 3;
@@ -119,8 +119,8 @@ pub fn install(watcher: &'static dyn Packets) {
 #[inline]
 pub fn packets() -> bool {
     match STATE.load(Ordering::Relaxed) {
-        0 => look() != NOBODY,
-        state => state != NOBODY,
+        0 => look() != NO_OBSERVER,
+        state => state != NO_OBSERVER,
     }
 }
 
@@ -145,7 +145,7 @@ fn look() -> u8 {
     let state = match () {
         () if captured || logged => FRAMES,
         () if watcher().is_some() => WATCHER_ALONE,
-        () => NOBODY,
+        () => NO_OBSERVER,
     };
     STATE.store(state, Ordering::Relaxed);
     state

@@ -171,7 +171,7 @@ struct Link {
     /// The parameters to report as established once the initiator's first frame has come.
     established: Option<ConnectionParameters>,
     /// Ends the wait for that frame.
-    patience: Option<Timer>,
+    first_frame_timer: Option<Timer>,
     /// A thread is reporting the establishment at this instant. The same thread then reports the end, too, so that they come in order.
     reporting: bool,
     ended: Option<i32>,

@@ -52,7 +52,7 @@ impl Posts {
 
     /// Whether the post follows others since the last poll, or completions wait that the program takes before it waits for anything; and another poll is expected.
     #[inline]
-    fn is_in_company(&self, queues: &Queues, gathering: &Gathering) -> bool {
+    fn follows_others(&self, queues: &Queues, gathering: &Gathering) -> bool {
         let polls = polls(queues);
         let has_polled = self.polls.load(Ordering::Relaxed) != polls;
         if has_polled {
@@ -78,7 +78,7 @@ impl Posts {
     /// Puts off the newest post and returns true; or returns false, and the post is to leave now.
     #[inline]
     pub(crate) fn put_off(&self, queues: &Queues, gathering: &Arc<Gathering>) -> bool {
-        if !self.is_in_company(queues, gathering) {
+        if !self.follows_others(queues, gathering) {
             return false;
         }
         let queue = &queues.send;

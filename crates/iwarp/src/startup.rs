@@ -40,7 +40,7 @@ impl WatchedSocket {
     fn begin(
         socket: Arc<Socket>,
         interest: Readiness,
-        patience: Duration,
+        timeout: Duration,
         reactor: &'static Reactor,
         source: Arc<dyn Source>,
         place: &Mutex<Option<Self>>,
@@ -49,7 +49,7 @@ impl WatchedSocket {
         let mut guard = lock(place);
         // The lock is held over the registration, so that the first event finds everything in place.
         let token = reactor.add(fd, interest, source.clone())?;
-        let timer = reactor.set_timer(patience, source).ok();
+        let timer = reactor.set_timer(timeout, source).ok();
         *guard = Some(Self { socket, token: Some(token), timer });
         Ok(())
     }
@@ -150,8 +150,8 @@ impl Connecting {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed);
         let (reactor, sink, destination) = (self.reactor, self.sink.clone(), self.destination);
         let pause = FIRST_PAUSE * (1 << refusals.min(MOST_REFUSALS));
-        let again = Arc::new(Again { connecting: self, socket });
-        if refusals + 1 >= MOST_REFUSALS || reactor.set_timer(pause, again).is_err() {
+        let retry = Arc::new(Retry { connecting: self, socket });
+        if refusals + 1 >= MOST_REFUSALS || reactor.set_timer(pause, retry).is_err() {
             log!(
                 Warn,
                 "nobody listens at {destination} for iWARP: a server on another device, such as roce0, is not reached from iwarp0 (ADVERB_DEVICE names \
@@ -324,12 +324,12 @@ impl Source for AskLater {
 }
 
 /// Asks TCP once more after a pause.
-struct Again {
+struct Retry {
     connecting: Arc<Connecting>,
     socket: Arc<Socket>,
 }
 
-impl Source for Again {
+impl Source for Retry {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {

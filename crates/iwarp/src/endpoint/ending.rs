@@ -72,7 +72,7 @@ impl Endpoint {
                 Cause::Here | Cause::Closed => 0,
                 _ => -libc::ECONNRESET,
             });
-            let timers = [link.drain.take(), link.patience.take()];
+            let timers = [link.drain.take(), link.first_frame_timer.take()];
             (link.socket.take(), link.token.take(), timers, link.place.take())
         };
         drop(place);

@@ -38,13 +38,13 @@ impl Endpoint {
             self.check_unconnected()?;
             // Before the connection stands, so that nothing fails afterwards. Events of the time in between are reported anew below.
             let reactor = &self.queues.engine.reactor;
-            let patience = if waits { Some(first_frame::expect(self, &socket)?) } else { None };
+            let first_frame_timer = if waits { Some(first_frame::expect(self, &socket)?) } else { None };
             let begun = reactor.add_arrival(socket.fd(), EDGE, self.clone()).and_then(|token| {
-                let begun = self.establish(start, token, waits, patience);
+                let begun = self.establish(start, token, waits, first_frame_timer);
                 begun.inspect_err(|_| reactor.remove(token, socket.fd()))
             });
             if let Err(error) = begun {
-                patience.inspect(|timer| reactor.cancel_timer(*timer));
+                first_frame_timer.inspect(|timer| reactor.cancel_timer(*timer));
                 return Err(error);
             }
             self.lane.add(self, socket.fd());
@@ -77,7 +77,7 @@ impl Endpoint {
         start: Start,
         token: Token,
         waits: bool,
-        patience: Option<Timer>,
+        first_frame_timer: Option<Timer>,
     ) -> Result<()> {
         let Start { socket, parameters, early, depths, sink, peer, place, .. } = start;
         let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
@@ -124,7 +124,7 @@ impl Endpoint {
             drain: None,
             sink: Some(sink),
             established: waits.then_some(peer),
-            patience,
+            first_frame_timer,
             reporting: !waits,
             ended: None,
             place,
@@ -147,14 +147,14 @@ impl Endpoint {
 
     /// A responder has the initiator's first frame.
     pub(super) fn report_established(&self) {
-        let (sink, parameters, patience) = {
+        let (sink, parameters, first_frame_timer) = {
             let mut link = lock(&self.link);
             let Some(parameters) = link.established.take() else { return };
             link.reporting = true;
-            (link.sink.clone(), parameters, link.patience.take())
+            (link.sink.clone(), parameters, link.first_frame_timer.take())
         };
-        if let Some(patience) = patience {
-            self.queues.engine.reactor.cancel_timer(patience);
+        if let Some(first_frame_timer) = first_frame_timer {
+            self.queues.engine.reactor.cancel_timer(first_frame_timer);
         }
         if let Some(sink) = sink {
             sink.event(ConnectionEvent::Established { parameters, private_data: Vec::new() });

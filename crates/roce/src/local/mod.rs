@@ -91,7 +91,7 @@ impl Side for Net {
     }
 
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> std::io::Result<()> {
-        connection.send_with(&[&handover::head(HandoverKind::Channel, &NOBODY), message], descriptors)
+        connection.send_with(&[&handover::head(HandoverKind::Channel, &NO_PACKET), message], descriptors)
     }
 
     fn hear(bytes: &[u8]) -> Option<&[u8]> {
@@ -126,7 +126,7 @@ impl Side for Net {
 }
 
 /// The arrival in messages that are about no packet.
-const NOBODY: Arrival<'static> = Arrival {
+const NO_PACKET: Arrival<'static> = Arrival {
     source: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     source_port: 0,
     local: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
