@@ -298,7 +298,7 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// Reports wrong variables once per process, at any level of the log: a user who has set a variable wants an effect.
+/// Reports wrong variables once per process, at any level of the log: a variable is set for an effect.
 pub(crate) fn say_wrong(devices: &[&str]) {
     // Nothing that a child of fork could find half done.
     static SAID: AtomicBool = AtomicBool::new(false);

@@ -255,8 +255,8 @@ impl SharedReceiveQueue {
     /// wait; 0 disarms. If fewer wait already, the event comes at once.
     ///
     /// # Errors
-    /// EINVAL for a limit beyond the queue's size, for a size that the device does not have, and for a size below the armed limit or the count of
-    /// incomplete receives. ENOMEM where the queue's allocator has no memory. Nothing has changed then.
+    /// EINVAL for a limit beyond the queue's size, and for a size that the device does not have. EINVAL also for a size below the armed limit or the count
+    /// of incomplete receives. ENOMEM where the queue's allocator has no memory. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         self.born.check()?;
         let room = max_wr.map(|max_wr| Self::check_size(self.context(), max_wr)).transpose()?;

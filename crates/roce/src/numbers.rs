@@ -3,8 +3,8 @@
 //! it reach no other queue pair.
 //!
 //! The first process to take a name in the abstract namespace has it, so one user can take them all. Then the blocks of that user count as free for others.
-//! A process of another user takes one *beside* the first owner, by a name of its own: the block's name and 64 random bits, which no process can take in
-//! advance. A process that looks for the owner of a block finds such names in the system's list of sockets, and goes by the user at their end.
+//! A process of another user takes one *beside* the first owner. The name has the block's name and 64 random bits, so no process can take it in advance. A
+//! process that looks for the owner of a block finds such names in the system's list of sockets, and goes by the user at their end.
 
 #[cfg(any(test, fuzzing))]
 mod effect;

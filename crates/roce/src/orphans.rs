@@ -97,7 +97,7 @@ impl Record {
             return Err(io::Error::last_os_error());
         }
         let value = format!("{fd},{}", there.as_raw_fd());
-        // It stays open in this process: children inherit it at any time.
+        // This end stays open in the parent, so that children can inherit it at any time.
         let _ = there.into_raw_fd();
         Ok((value, Watch::new(Self::map(fd)?, here)?))
     }
@@ -152,7 +152,7 @@ impl Record {
         };
         // SAFETY: an open descriptor.
         let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        // It stays as long as it is.
+        // Its length is that of a page, and cannot change: it is sealed.
         if size != size_of::<Page>() as libc::off_t || seals & libc::F_SEAL_SHRINK == 0 {
             return None;
         }
@@ -166,7 +166,7 @@ impl Record {
         Some(Self { page: Self::map(fd).ok()?, socket, owner: AtomicU64::new(0) })
     }
 
-    /// The name of this process in the record. The first time, the parent is told of it.
+    /// The name of this process in the record. The first thread that asks draws it, and tells the parent.
     fn owner(&self) -> u32 {
         if let Some(name) = self.known_owner() {
             return name;
@@ -212,7 +212,7 @@ impl Record {
     /// A connection of this process has ended.
     pub(crate) fn forget(&self, place: u32) {
         let Some(slot) = self.page.slots.get(place as usize) else { return };
-        // A child of fork has its parent's connections only by name.
+        // A child of fork has its parent's connections in a copy of memory only. It has another name, so it frees none of their slots.
         if self.known_owner() == Some(slot.owner.load(Ordering::Relaxed)) {
             slot.state.store(FREE, Ordering::Release);
             self.page.hint.store(place, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they follow from the processes' counters.
 //!
-//! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those
-//! that have ended, too. The library knows nothing of this crate. So the command writes down for it which words of a page each file is the sum of
-//! ([`recipes`]).
+//! The library that `adverb run` preloads writes such a file anew whenever a program opens it. The value is the sum of counters of all processes of the
+//! run, of those that have ended, too. The library knows nothing of this crate. So the command writes down for it which words of a page each file is the
+//! sum of ([`recipes`]).
 
 use super::page::{self, CounterSet, DEVICES, NAME, Page};
 use super::{Counter, Counters};

@@ -1,5 +1,5 @@
-//! Models of the words and locks that threads share, under loom: every order in which threads can run, and every value that the memory model lets them
-//! read, with the very code that runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
+//! Models of the words and locks that threads share, under loom. Every order in which threads can run is tried, and every value that the memory model lets
+//! them read, with the very code that runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
 
 use crate::lock::Lock;
 use crate::rings::{RareWorkNote, Rings, WorkNote};

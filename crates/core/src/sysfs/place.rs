@@ -1,6 +1,7 @@
 //! Where in the tree of devices an RDMA device stands, and which processors are near.
 //!
-//! A device without a place of its user's choice is part of a platform device of its own: it has all that programs look for in an adapter, and is none.
+//! A device without a place of its user's choice is part of a platform device of its own. That one has all that programs look for in an adapter, and is
+//! none.
 
 use crate::description::{Bus, Description, Slot, Tree, bus_name, bus_of};
 use std::fs;

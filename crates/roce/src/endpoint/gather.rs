@@ -98,7 +98,8 @@ impl Endpoint {
             // A thread that posts whole trains takes in acknowledgements itself, so that the background thread is not woken for each.
             self.lane.transmit_train(self);
         } else {
-            // Before it is queued: a thread that takes in a packet, and finds the endpoint queued, leaves the answer to the thread that sends, unless this word says that no thread will.
+            // Before it is queued. A thread that takes in a packet and finds the endpoint queued leaves the answer to the thread that sends, unless this
+            // word says that no thread will.
             self.gather.is_put_off.store(true, Ordering::SeqCst);
             self.enqueue();
             self.lane.gathering().put_off();

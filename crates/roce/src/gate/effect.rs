@@ -1,4 +1,4 @@
-//! Requests and answers of other processes to the gate, in any order. A model says what they change: members, requests to join, and the groups of the
+//! Requests and answers of other processes to the gate, in any order, and a model of their effects: members, requests to join, and the groups of the
 //! socket.
 
 use super::*;

@@ -211,7 +211,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                         assert!(!fits || found[0].2 as usize == there);
                         let is = memory.bytes();
                         let place = slot * SLOT..(slot + 1) * SLOT;
-                        // The header is the arrival's, whatever its packet says. Bytes that do not fit stay where they are.
+                        // The header is the arrival's, also if the packet says something else. Bytes that do not fit stay where they are.
                         let filled = if fits { place.start + GRH..place.start + there } else { 0..0 };
                         assert!(is[filled.clone()].iter().all(|byte| payload.first() == Some(byte)));
                         let taken = if fits { place.start..filled.end.max(place.start + GRH) } else { place };

@@ -109,9 +109,8 @@ const LONG: u64 = 16 << 10;
 /// How far behind a message of such a train the processor fetches: as many messages as are taken in while a cache line comes from the other processor.
 const AHEAD: u64 = 3;
 
-/// The queue pair takes in messages that have come straight by a channel: this one and at most so many behind it, as long as they are for this queue pair.
-/// If the first cannot be taken in so, the packet that it stands for is. Returns how many were taken in; none if the queue pair is busy, and they have to
-/// wait.
+/// The queue pair takes in messages that have come straight by a channel: this one, and at most so many behind it that are for this queue pair, too. If the
+/// first cannot be taken in so, the packet that it stands for is. Returns how many were taken in; none if the queue pair is busy, and they have to wait.
 #[inline]
 pub(super) fn reach_straight(
     endpoint: &Endpoint,

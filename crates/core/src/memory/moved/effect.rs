@@ -282,7 +282,7 @@ impl Effect<'_> {
         if is_moved {
             self.faults.unregister(start, end - start);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-            // SAFETY: the caller has given up these bytes, and waits. The unmapping makes no event for which this thread would have to wait.
+            // SAFETY: the caller has given up these bytes, and waits. The call makes no event, for which this thread would wait in vain.
             unsafe { calls::mmap(start as *mut _, end - start, protection, flags, -1, 0) };
         }
         Ok(())

@@ -179,8 +179,8 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 /// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
 /// already cost next to nothing.
 ///
-/// Moves the pages of regions. To be called where a thread of the program has entered the engine, holds none of its locks and has no bytes of a region open
-/// (a *safe point*), and a peer of the same host may reach the bytes. It takes about 0.8 ms for each MiB. No other process may be writing to the bytes
+/// Moves the pages of regions. A thread of the program calls it at a *safe point*: it has entered the engine, holds none of its locks and has no bytes of a
+/// region open. A peer of the same host may reach the bytes. The move takes about 0.8 ms for each MiB. No other process may be writing to the bytes
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
 /// The pages stay where they are when a region is deregistered or changed. The caller makes sure that a peer has ended its use of them *before* the

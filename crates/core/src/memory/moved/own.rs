@@ -83,7 +83,7 @@ pub(crate) struct Own {
 
 impl Own {
     /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no peer would map them, where the system does
-    /// not give them in this way, where there are too many of them, or where a fork would copy too much. Ordinary memory serves then.
+    /// not give them in this way, where there are too many, or where a fork would copy too much. Ordinary memory serves then.
     pub(crate) fn new(has_peers_that_map: bool, length: usize, in_child: InChild) -> Option<Self> {
         if length == 0 || !has_peers_that_map || !ways::has_own_memory() {
             return None;
