@@ -1,9 +1,8 @@
-//! The null transport: queue pairs of one process that are connected in memory, for tests of what lies above transports.
+//! The null transport: queue pairs of one process that are connected in memory, for tests of the layers above transports.
 //!
-//! There are two devices: `null0` with iWARP's rules of connecting, and `nullib0`, whose queue pairs attributes connect, with the
-//! unreliable services and multicast beside. Both have the whole set of operations. A request is executed within the call that posts it, by
-//! whoever holds the queue pair's transmit lock; nothing is ever in flight. Locks are taken in the order transmit, receive, and no sink is
-//! called while one is held.
+//! There are two devices: `null0` with iWARP's rules of connecting, and `nullib0`, whose queue pairs attributes connect, with the unreliable services and
+//! multicast beside. Both have the whole set of operations. The thread that holds the queue pair's transmit lock executes a request within the call that
+//! posts it; nothing is ever in flight. Locks are taken in the order transmit, receive, and no sink is called while one is held.
 
 mod connections;
 mod execute;
@@ -207,7 +206,7 @@ impl NullEndpoint {
         lock(&self.link).clone()
     }
 
-    /// Into error: waits until nobody executes requests of or for this queue pair, then flushes it.
+    /// Into error: waits until no thread executes requests of or for this queue pair, then flushes it.
     fn stop(&self) {
         self.queues.enter_error();
         let transmit = lock(&self.transmit);
@@ -279,7 +278,7 @@ impl Endpoint for NullEndpoint {
                 Execution::Later => return,
                 Execution::Delivered(peer) => peer.end(),
             }
-            // Whoever posted while the lock was held has left it to us.
+            // A thread that posted while the lock was held has left its requests to this one.
             if !self.may_send() || !self.queues.send.has_work(&at) {
                 return;
             }
@@ -291,7 +290,7 @@ impl Endpoint for NullEndpoint {
         match (transition.from, transition.to) {
             (_, State::Error | State::Reset) => self.end(),
             (_, State::Sqd) => {
-                // Whoever executes holds this lock.
+                // A thread that executes requests holds this lock.
                 drop(lock(&self.transmit));
                 self.queues.send_queue_drained();
             }
@@ -354,10 +353,10 @@ pub(crate) mod tests {
     use crate::request::{Opcode, Status};
     use crate::transport::TransportFactory;
 
-    /// A second device, for what depends on there being several. All tests of the crate share one engine.
+    /// A second device, for tests that need several. All tests of the crate share one engine.
     const SECOND: TransportFactory = TransportFactory { device: "null1", ..super::FACTORY };
 
-    /// To be called by each test that needs the engine: only the first call counts, whichever test makes it.
+    /// To be called by each test that needs the engine: only the first call counts, from any test.
     pub(crate) fn install() {
         crate::engine::install(&[super::FACTORY, SECOND, super::IB_FACTORY]);
     }
@@ -381,7 +380,7 @@ pub(crate) mod tests {
         ] {
             let Pair { client, server: _server } = Pair::connect(&site());
             let memory = Memory::open(&client.domain, 8);
-            // What is posted now waits.
+            // Requests that are posted now wait.
             client.to(State::Sqd, AttributeMask::empty(), &Attributes::default());
             client.post(5, Opcode::Send, &[memory.all()], (0, 0));
             client.queue_pair.queues().complete_send(0, status);

@@ -1,4 +1,4 @@
-//! Tests of what a process decides once, such as the way of its packets: each way has a process of its own.
+//! Tests of a process's decisions that it makes once, such as the way of its packets: each way has a process of its own.
 
 use super::{Site, pair_with_one_queue_each, replies};
 use std::process::Command;

@@ -137,7 +137,7 @@ impl Other {
     /// Ends it, wherever it is.
     pub fn kill(&mut self) {
         if self.process != 0 {
-            // SAFETY: its parent has not waited for it, or does so just now and ends itself.
+            // SAFETY: its parent has not waited for it, or does so at this moment and ends itself.
             unsafe { libc::kill(self.process, libc::SIGKILL) };
         }
         self.process = 0;

@@ -27,7 +27,7 @@ pub fn an_overrun(site: &Site) {
     pair.server.receives.poll(room as usize, |entry| taken.push(entry.wr_id)).unwrap();
     assert_eq!(taken, (0..u64::from(room)).collect::<Vec<_>>());
     assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
-    // There is room again, but what comes now would hide the gap.
+    // There is room again, but a new completion would hide the gap.
     pair.server.post_receive(100, &[]);
     pair.client.post(100, Opcode::Send, &[], (0, 0));
     let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
@@ -188,7 +188,8 @@ pub fn timestamps(site: &Site) {
     }
 }
 
-/// A thread that sleeps on the queue's descriptors finds what comes, whoever takes it in; and no event tells of what comes after it has left.
+/// A thread that sleeps on the queue's descriptors finds all arrivals, also those that another thread takes in. No event tells of arrivals after it has
+/// left.
 pub fn attended(site: &Site) {
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;
@@ -214,7 +215,7 @@ pub fn attended(site: &Site) {
             channel.wait().unwrap();
         }
     }
-    // Nobody polls here now, and the peer is served all the same.
+    // No thread polls here now, and the peer is served all the same.
     pair.server.post_receive(20, &[]);
     pair.client.post(20, Opcode::Send, &[], (0, 0));
     pair.client.post(21, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));

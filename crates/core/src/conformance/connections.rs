@@ -130,7 +130,7 @@ pub fn what_was_posted_before_a_disconnect_arrives(site: &Site) {
     pair.ended();
 }
 
-/// What one side can is what the other side may ask for.
+/// One side's abilities are the limits of the other side's requests.
 pub fn negotiates_depths(site: &Site) {
     let (listener, channel) = listener(site);
     let client = resolved(site, Shape::default(), listener.local_address().unwrap());
@@ -209,7 +209,7 @@ pub fn rejects_with_private_data(site: &Site) {
     assert_eq!(client.received().status, Status::Flushed);
 }
 
-/// The port is taken, but nobody listens.
+/// The port is taken, but no process listens.
 pub fn nobody_listens(site: &Site) {
     let channel = EventChannel::new().unwrap();
     let silent = Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();

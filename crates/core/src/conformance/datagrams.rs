@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Every receive of a datagram begins with the header of its route.
 const GRH: usize = 40;
 
-/// What is sent to this number goes to the group in the path.
+/// Datagrams to this number go to the group in the path.
 const MULTICAST: u32 = 0xff_ffff;
 
 fn sides<const N: usize>(site: &Site) -> Option<[Side; N]> {
@@ -32,7 +32,7 @@ fn post(side: &Side, request: &SendRequest<'_>, to: &Path, queue_pair: u32, qkey
     side.queue_pair.post_send(&SendRequest { datagram, ..*request }).unwrap();
 }
 
-/// Datagrams up to the port's MTU arrive whole, behind 40 bytes for the header, and say who sent them.
+/// Datagrams up to the port's MTU arrive whole, behind 40 bytes for the header, and name their sender.
 // IB-UD-4, IB-UD-5, IB-UD-6, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-21, IB-PKT-27
 pub fn datagrams(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
@@ -78,7 +78,7 @@ pub fn datagrams(site: &Site) {
     assert_eq!(to.bytes()[GRH..][..6], *b"inline");
 }
 
-/// Who sent a datagram, from the header that lies in front of it. IPv4's is in the last 20 bytes.
+/// The sender of a datagram, from the header that lies in front of it. IPv4's is in the last 20 bytes.
 fn sender(header: &[u8], like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => {
@@ -92,7 +92,7 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
     }
 }
 
-/// A wrong Q_Key, a number that nobody has, too long a message, no receive: lost, and what follows arrives.
+/// A wrong Q_Key, a number that no queue pair has, too long a message, no receive: the datagram is lost, and those behind it arrive.
 // IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-9, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
@@ -169,7 +169,7 @@ pub fn address_handles(site: &Site) {
     assert_eq!(home.domain.users().count(), users);
 }
 
-/// A datagram without an address, an address without a datagram, and what datagrams cannot do.
+/// A datagram without an address, an address without a datagram, and operations that datagrams do not have.
 // IB-UD-1, IB-UD-3, IB-QP-30
 pub fn requests_that_are_no_datagrams(site: &Site) {
     let Some([client]) = sides(site) else { return };
@@ -186,7 +186,7 @@ pub fn requests_that_are_no_datagrams(site: &Site) {
     assert_eq!(pair.client.queue_pair.post_send(&with), Err(PostError::Invalid));
 }
 
-/// A datagram to a group comes to all its members, the sender too if it is one, and to nobody else.
+/// A datagram to a group comes to all its members, the sender too if it is one, and to no other queue pair.
 // IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-25, IB-UD-26, IB-UD-27, IB-PKT-53, ROCE-26
 pub fn multicast(site: &Site) {
     let Some([client, first, second, stranger, deaf]) = sides(site) else { return };
@@ -245,7 +245,7 @@ pub fn multicast(site: &Site) {
     first.received_well(2);
     assert_eq!(client.received_well(0).source_queue_pair, client.queue_pair.number());
     assert_eq!(own_memory.bytes()[GRH..], *b"to all!!");
-    // What comes to the others now was sent to them alone.
+    // Datagrams that the others receive now were sent to them alone.
     let alone = SendRequest { opcode: Opcode::SendWithImmediate, immediate: 5, ..request };
     for (side, wr_id) in [(&second, 1), (&stranger, 0)] {
         post(&client, &alone, &own, side.queue_pair.number(), QKEY);

@@ -1,4 +1,4 @@
-//! What the cases stand on: registered memory, connected pairs, bounded waiting.
+//! The fixture of the cases: registered memory, connected pairs, bounded waiting.
 
 use crate::attributes::gid_of;
 use crate::cm::{
@@ -86,7 +86,7 @@ impl Memory {
         Self { length, region: region.expect("memory registers"), words }
     }
 
-    /// Memory that everybody may use.
+    /// Memory with all rights, local and remote.
     pub fn open(domain: &Arc<ProtectionDomain>, length: usize) -> Self {
         Self::new(domain, length, Access::LOCAL_WRITE | Access::REMOTE)
     }
@@ -108,7 +108,7 @@ impl Memory {
         bytes
     }
 
-    /// Writes bytes from the start on; what is behind them becomes zero.
+    /// Writes bytes from the start on; the bytes behind them become zero.
     pub fn set(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.length);
         for (index, word) in self.words.iter().enumerate() {
@@ -192,7 +192,7 @@ impl Default for Shape {
     }
 }
 
-/// What a side is made on.
+/// The objects that a side is made with.
 #[derive(Clone)]
 pub struct Home {
     /// The context.
@@ -386,7 +386,7 @@ impl Side {
     #[track_caller]
     pub fn ended(&self) {
         if self.by_attributes {
-            // Nobody tells: a program that knows does this.
+            // The transport does not tell: a program that knows does this.
             self.to(State::Error, AttributeMask::empty(), &Attributes::default());
             return;
         }
@@ -501,8 +501,8 @@ pub fn parameters() -> Parameters<'static> {
 
 /// Calls `act` in a child of fork, where it succeeds unless it panics, and waits for that one's end.
 pub fn in_a_child(act: impl FnOnce()) {
-    // SAFETY: the child calls nothing that another thread of this process could have left locked: allocation is safe after fork
-    // with the C library's allocator, and the rest is what the cases are about. It leaves through _exit.
+    // SAFETY: the child calls nothing that another thread of this process could have left locked. Allocation is safe after fork with the C library's
+    // allocator, and the cases are about the rest. It leaves through _exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {

@@ -68,7 +68,7 @@ pub fn inline_sends(site: &Site) {
     let nowhere = [crate::request::Sge { address: 8, length: 1, lkey: 0 }];
     let request = SendRequest { data: Data::InlineAt(&nowhere), ..signalled(&[], (0, 0)) };
     assert_eq!(pair.client.queue_pair.post_send(&request), Err(PostError::Fault));
-    // What a read or an atomic brings back has no place inline.
+    // The answer of a read or an atomic has no place inline.
     let (from, mut place) = (Memory::open(&pair.server.domain, 8), [0u8; 8]);
     let here = [crate::request::Sge { address: place.as_mut_ptr() as u64, length: 8, lkey: 0 }];
     for opcode in [Opcode::Read, Opcode::FetchAdd, Opcode::CompareSwap] {

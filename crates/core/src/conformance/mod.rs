@@ -13,8 +13,8 @@
 //! );
 //! ```
 //!
-//! A case panics when the transport fails it. All waits are bounded by [`TEST_TIMEOUT`]. Operations that the device does not list are left out; where
-//! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
+//! A case panics when the transport fails it. All waits are bounded by [`TEST_TIMEOUT`]. Operations that the device does not list are left out. The
+//! standards of the transports differ in places: an iWARP write completes when it is on its way. There a case asks for the rules that they have in common.
 
 mod again;
 pub mod agent;

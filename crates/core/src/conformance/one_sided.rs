@@ -88,7 +88,7 @@ pub fn long_messages(site: &Site) {
     });
 }
 
-/// Who gets a message finds all that was written before it.
+/// A program that receives a message finds all bytes that were written before it.
 // IB-RC-RSP-32, IB-RC-RSP-37
 pub fn a_message_comes_after_the_writes_before_it(site: &Site) {
     const LENGTH: usize = 30_000;
@@ -138,7 +138,7 @@ pub fn a_fence_waits_for_reads(site: &Site) {
     }
 }
 
-/// Every way to ask for memory that is not granted. `access` is what the right case would need.
+/// Every way to ask for memory that is not granted. `access` has the right that the request would need.
 // IB-RC-RSP-21, IB-RC-RSP-31
 fn refused(site: &Site, opcode: Opcode, access: Access) {
     const LENGTH: usize = 256;
@@ -276,7 +276,7 @@ pub fn atomics(site: &Site) {
     assert_eq!(counter.bytes(), [0; 16]);
 }
 
-/// Eight bytes written in one piece, and what is no eight bytes in their place.
+/// Eight bytes written in one piece, and other data in their place.
 // IB-RC-RSP-47
 pub fn atomic_writes(site: &Site) {
     if !site.can(&[Opcode::AtomicWrite]) {
@@ -306,7 +306,7 @@ pub fn atomic_writes(site: &Site) {
     }
 }
 
-/// Flushes of a range and of a whole region; what the region or the queue pair does not permit is refused.
+/// Flushes of a range and of a whole region. A flush that the region or the queue pair does not permit is refused.
 // IB-RC-RSP-46
 pub fn flushes(site: &Site) {
     const LENGTH: u64 = 64;
@@ -333,7 +333,7 @@ pub fn flushes(site: &Site) {
     };
     let (pair, target) = permitting();
     assert_eq!(flush(&pair, &target, 8, LENGTH - 8, 1), Status::Success);
-    // From bit 8 on: the whole region, whatever else is said.
+    // From bit 8 on: the whole region, also if the request names a range.
     assert_eq!(flush(&pair, &target, 1 << 20, u32::MAX.into(), 1 | 1 << 8), Status::Success);
     for (length, kind, expected) in [
         (LENGTH + 1, 1, Status::RemoteAccess),

@@ -1,4 +1,4 @@
-//! In which order things are seen: what programs count on beyond the standards (`specs/practice.md`).
+//! The order in which programs see things, beyond the standards (`specs/practice.md`).
 
 use super::fixture::{Memory, Pair, Shape, Side, Site, TEST_TIMEOUT, signalled};
 use crate::cq::CompletionQueue;
@@ -22,7 +22,7 @@ const POLLS: u32 = 50;
 /// How long the polling thread sleeps after [`POLLS`] polls in vain.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// The next completion; none if somebody else has failed.
+/// The next completion; none if the other thread has failed.
 fn next(queue: &CompletionQueue, failed: &AtomicBool) -> Option<Completion> {
     let limit = Instant::now() + TEST_TIMEOUT;
     let (mut found, mut polls) = (None, 0);
@@ -134,7 +134,7 @@ pub fn replies(pair: &Pair, length: usize, writes: bool, rounds: u32) -> u32 {
     converse(ends, rounds)
 }
 
-/// Whoever sees what the peer has done about a message has seen before that the message is complete.
+/// A program that sees the peer's reaction to a message has seen before that the message is complete.
 // PRACTICE-ORDER-1
 pub fn a_send_is_complete_before_its_reply(site: &Site) {
     let pair = pair_with_one_queue_each(site);
@@ -149,9 +149,9 @@ pub fn a_send_is_complete_before_its_reply(site: &Site) {
 const READ: u64 = 1;
 const LATER: u64 = 2;
 
-/// A read brings nothing of what is posted behind it, without a fence: of a write to the same bytes, of an atomic operation on them, and of what the
-/// target's program does to them once it has received a message that was posted behind the read. A read that has to be repeated, since its answer was lost or late, brings
-/// what is there by then, as it does with adapters: such rounds prove nothing.
+/// A read brings nothing of later requests, without a fence: of a write to the same bytes, or of an atomic operation on them. It brings nothing either of
+/// the target program's stores after that program has received a message posted behind the read. A read that has to be repeated, since its answer was lost
+/// or late, brings the bytes of that later time, as it does with adapters: such rounds prove nothing.
 // PRACTICE-ORDER-2
 pub fn a_read_brings_nothing_of_later_requests(site: &Site) {
     const ROOM: usize = 64 << 10;
@@ -233,7 +233,7 @@ pub fn a_read_brings_nothing_of_later_requests(site: &Site) {
     assert!(yes > no, "{no} of {} rounds prove nothing, since packets were repeated", yes + no);
 }
 
-/// The read and what is behind it are complete, in this order where the transport completes in order.
+/// The read and the requests behind it are complete, in this order where the transport completes in order.
 fn finished(side: &Side) {
     let mut done = [side.sent(), side.sent()].map(|done| {
         assert_eq!(done.status, Status::Success);

@@ -6,7 +6,7 @@ use crate::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOpt
 use crate::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Status};
 use std::collections::HashMap;
 
-/// What is asked for in the wrong state or beyond the limits is refused, and nothing is queued.
+/// A request in the wrong state or beyond the limits is refused, and nothing is queued.
 // IB-QP-1, IB-QP-3, IB-QP-9, IB-QP-10, IB-QP-23, IB-QP-29, IB-QP-30
 pub fn states_and_limits(site: &Site) {
     let (listener, _channel) = listener(site);
@@ -194,7 +194,7 @@ pub fn destroyed_with_work_outstanding(site: &Site) {
     }
 }
 
-/// What was posted on a queue pair that is destroyed is not reported, so it cannot fill up a completion queue that others share.
+/// Requests of a queue pair that is destroyed are not reported, so they cannot fill up a completion queue that others share.
 // IB-QP-35
 pub fn destruction_reports_nothing(site: &Site) {
     let shape = Shape { receives: 64, receive_completions: 2, ..Shape::default() };

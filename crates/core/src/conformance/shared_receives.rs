@@ -155,7 +155,7 @@ pub fn who_takes_more_than_a_share_is_known(site: &Site) {
     }
     greedy.server.raised(AsyncEventKind::SrqLimitReached, 5);
     assert_eq!(taken, [4, 1]);
-    // What is left is for whoever comes.
+    // The remaining receives are for any queue pair.
     modest.client.post(1, Opcode::Send, &[], (0, 0));
     modest.client.sent_well(1);
     modest.server.received_well(1);
@@ -235,12 +235,12 @@ pub fn the_last_receive_of_a_queue_pair(site: &Site) {
         second.client.sent_well(wr_id);
         second.server.received_well(wr_id);
     }
-    // Nobody is told who destroys it himself.
+    // A program that destroys the queue itself gets no event.
     second.server.queue_pair.destroy();
     assert!(!home.context.events().ready(0).unwrap());
 }
 
-/// What a queue and its queue pairs refuse.
+/// Requests that a queue and its queue pairs refuse.
 // IB-SRQ-1, IB-SRQ-2, IB-SRQ-5, IB-SRQ-9, IB-SRQ-10
 pub fn limits_of_shared_receive_queues(site: &Site) {
     let home = Home::sharing(site, 4);
@@ -277,7 +277,7 @@ pub fn limits_of_shared_receive_queues(site: &Site) {
     assert_eq!(srq.retire().unwrap_err().errno(), libc::EBUSY);
     pair.destroy();
     srq.retire().unwrap();
-    // Elements are checked against the queue's own domain, whichever the queue pair is in.
+    // Elements are checked against the queue's own domain, not against the queue pair's.
     let home = Home::sharing(site, 4);
     let memory = Memory::open(&home.domain, 8);
     let elsewhere =

@@ -5,7 +5,7 @@ use crate::event::AsyncEventKind;
 use crate::qp::{AttributeMask as M, Attributes, Path, Service, State};
 use crate::request::{Opcode, SendRequest};
 
-/// What a connected queue pair needs on the way to RTR and RTS, with values that are all good.
+/// The attributes of a connected queue pair on the way to RTR and RTS, with values that are all good.
 fn good(side: &Side, site: &Site) -> (Attributes, M, M) {
     let attributes = Attributes {
         path: path(&side.context, site.address),
@@ -86,7 +86,7 @@ pub fn attributes_are_checked(site: &Site) {
     refused(State::Sqe, M::empty(), attributes, "RTS to SQE");
 }
 
-/// What was set is what a query tells; RESET forgets it.
+/// A query returns the values that were set; RESET forgets them.
 // IB-QP-10, IB-QP-13, IB-QP-22
 pub fn attributes_are_kept(site: &Site) {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
@@ -108,7 +108,7 @@ pub fn attributes_are_kept(site: &Site) {
     assert_eq!((found.state, found.destination, found.timeout), (Some(State::Reset), 0, 0));
 }
 
-/// In SQD what was begun ends, the program is told, and what is posted waits for RTS.
+/// In SQD requests that have begun end, the program is told, and posted requests wait for RTS.
 // IB-QP-6, IB-QP-7, IB-RC-REQ-50
 pub fn a_send_queue_drains(site: &Site) {
     let pair = Pair::connect(site);
@@ -137,7 +137,7 @@ pub fn a_send_queue_drains(site: &Site) {
     server.received_well(2);
     assert_eq!(to.bytes(), bytes);
     assert_eq!(client.queue_pair.attributes().timeout, 15);
-    // Without being asked it tells nobody.
+    // Without being asked it raises no event.
     client.to(State::Sqd, M::SQD_NOTIFY, &Attributes::default());
     client.to(State::Rts, M::empty(), &Attributes::default());
     assert!(!client.context.events().ready(0).unwrap());

@@ -1,4 +1,4 @@
-//! Unreliable connections, and what the send queues of unreliable services do after a failure.
+//! Unreliable connections, and the send queues of unreliable services after a failure.
 
 use super::fixture::{Home, Memory, Pair, Shape, Site, signalled};
 use crate::error::PostError;
@@ -15,7 +15,7 @@ fn connected(site: &Site) -> Option<Pair> {
     has.then(|| Pair::of(site, Service::Uc, Shape::default(), &Home::new(site)))
 }
 
-/// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while somebody listens.
+/// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while the receiver listens.
 // IB-UC-1, IB-UC-3, IB-UC-15, IB-PKT-17, ROCE-27
 pub fn unreliable_messages(site: &Site) {
     const ROOM: usize = 20_000;
@@ -70,7 +70,7 @@ pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
     client.post(2, Opcode::Write, &[from.all()], (closed.address(0), closed.region.key()));
     client.sent_well(1);
     client.sent_well(2);
-    // What was lost is behind when a write has arrived.
+    // Once a write has arrived, a message that was sent before it and is not there was lost.
     client.post(3, Opcode::Write, &[from.all()], (to.address(0), to.region.key()));
     client.sent_well(3);
     let deadline = Instant::now() + super::TEST_TIMEOUT;
@@ -132,7 +132,7 @@ pub fn an_unreliable_receive_that_cannot_be_written(site: &Site) {
     assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Error));
 }
 
-/// A request that concerns keys waits for those before it, and is carried out although nobody acknowledges them.
+/// A request that concerns keys waits for those before it, and is carried out although no acknowledgement comes.
 // IB-MW-1, IB-UC-3
 pub fn a_window_is_bound_behind_unreliable_messages(site: &Site) {
     let Some(pair) = connected(site) else { return };

@@ -25,7 +25,7 @@ fn wait_for(queue: &CompletionQueue) -> Completion {
     }
 }
 
-/// Runs these beside each other, and returns when all are done. They are not scoped: one that nobody wakes is told of.
+/// Runs these beside each other, and returns when all are done. They are not scoped: the case reports a thread that is not woken.
 fn beside(parts: Vec<Box<dyn FnOnce() + Send>>) {
     let (done, ends) = mpsc::channel();
     let count = parts.len();
@@ -42,8 +42,8 @@ fn beside(parts: Vec<Box<dyn FnOnce() + Send>>) {
     }
 }
 
-/// Two threads wait for each other's messages, alone or while the other waits, too; for completions of their own in the same way, or with
-/// poll(2). Each is woken, whoever takes in what comes.
+/// Two threads wait for each other's messages, alone or while the other waits, too; for completions of their own in the same way, or with poll(2). Each is
+/// woken, whether it or the other takes in the packets.
 pub fn awaited(site: &Site) {
     const ROUNDS: u64 = 400;
     let pair = Arc::new(Pair::connect(site));
@@ -75,7 +75,7 @@ pub fn awaited(site: &Site) {
     beside(parts.into());
 }
 
-/// Has a handler called at a signal that nobody else uses. Cases may run beside each other, so each signal has the same handler, and the same flags, for
+/// Has a handler called at a signal that no other code uses. Cases may run beside each other, so each signal has the same handler, and the same flags, for
 /// ever. Returns its number.
 fn handle(signal: libc::c_int, flags: libc::c_int, handler: extern "C" fn(libc::c_int)) -> libc::c_int {
     let signal = libc::SIGRTMIN() + signal;
@@ -93,7 +93,7 @@ fn handle(signal: libc::c_int, flags: libc::c_int, handler: extern "C" fn(libc::
 struct Waiter {
     thread: Option<JoinHandle<()>>,
     id: libc::pthread_t,
-    /// What each wait has come to; the next one begins when that is permitted.
+    /// The outcome of each wait; the next one begins when that is permitted.
     ends: mpsc::Receiver<std::result::Result<(), i32>>,
     permit: Option<mpsc::Sender<()>>,
 }
@@ -132,7 +132,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         self.permit = None;
-        // One that nobody wakes is told of by the case.
+        // The case reports a thread that is not woken.
         if !std::thread::panicking() {
             self.thread.take().unwrap().join().unwrap();
         }
@@ -170,7 +170,7 @@ pub fn awaited_with_signals(site: &Site) {
     assert_eq!(waiter.ended(), Ok(()), "a signal ends the wait though its handler restarts system calls");
 }
 
-/// What comes while a signal handler keeps the thread that waits is taken in: the peer notices nothing.
+/// Packets that come while a signal handler keeps the waiting thread are taken in: the peer notices nothing.
 pub fn awaited_by_one_who_is_kept(site: &Site) {
     const ROUNDS: u64 = 8;
     static ALONE: Mutex<()> = Mutex::new(());
@@ -215,7 +215,7 @@ pub fn awaited_by_one_who_is_kept(site: &Site) {
     }
 }
 
-/// A child of fork that closes what it has of the channel disturbs nobody who waits there, and cannot wait itself.
+/// A child of fork that closes its copy of the channel disturbs no thread of the parent that waits there, and cannot wait itself.
 pub fn awaited_beside_a_fork(site: &Site) {
     const ROUNDS: u64 = 3;
     let pair = Pair::connect(site);
@@ -243,7 +243,7 @@ pub fn awaited_beside_a_fork(site: &Site) {
 pub fn awaited_by_several(site: &Site) {
     const ROUNDS: u64 = 200;
     const THREADS: u64 = 3;
-    /// What ends a thread.
+    /// The end of a thread.
     const LAST: u64 = u64::MAX;
     let pair = Arc::new(Pair::connect(site));
     let (tell, told) = mpsc::channel();
@@ -254,7 +254,7 @@ pub fn awaited_by_several(site: &Site) {
             loop {
                 let entry = wait_for(&side.receives);
                 if entry.wr_id == LAST {
-                    // For the others, who have slept since they armed it.
+                    // For the other threads, which have slept since they armed it.
                     side.receives.arm(false).unwrap();
                     return tell.send(LAST).unwrap();
                 }
@@ -313,7 +313,7 @@ pub fn awaited_with_cancellations(site: &Site) {
     };
     let join = |thread| {
         let mut result = std::ptr::null_mut();
-        // SAFETY: a thread that nobody has joined.
+        // SAFETY: a thread that has not been joined.
         assert_eq!(unsafe { libc::pthread_join(thread, &raw mut result) }, 0);
         result as isize
     };
@@ -325,7 +325,7 @@ pub fn awaited_with_cancellations(site: &Site) {
         for _ in 0..round % 8 * 20 {
             std::thread::yield_now();
         }
-        // SAFETY: a thread that nobody has joined.
+        // SAFETY: a thread that has not been joined.
         assert_eq!(unsafe { libc::pthread_cancel(first) }, 0);
         assert_eq!(join(first), CANCELED);
         let second = (round % 2 == 0).then(start);

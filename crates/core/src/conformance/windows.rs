@@ -125,7 +125,7 @@ pub fn windows_of_both_types(site: &Site) {
     assert_ne!(read(&pairs[0], memory.address(32), second, 8), Status::Success, "bound to nothing");
 }
 
-/// What takes a window of type 2 back: the peer, a local request, deallocation. It can be bound again after the first two.
+/// A window of type 2 is taken back by the peer, by a local request, or by deallocation. It can be bound again after the first two.
 // IB-MW-9, IB-MW-11
 pub fn windows_are_taken_back(site: &Site) {
     if !site.can(&[Opcode::BindWindow, Opcode::SendWithInvalidate]) {

@@ -171,7 +171,7 @@ impl Attempt {
 /// The responder's view of it.
 struct Incoming(Arc<Attempt>);
 
-/// What one side says, as the other side's event shows it.
+/// The parameters of one side, as the other side's event shows them.
 fn mirrored(parameters: ConnectionParameters) -> ConnectionParameters {
     ConnectionParameters {
         responder_resources: parameters.initiator_depth,

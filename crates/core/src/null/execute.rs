@@ -40,7 +40,8 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
         own.queues.complete_send(work.sequence, Status::RetryExceeded);
         return Execution::Broken(None);
     };
-    // One request at a time is executed at a responder, so whoever has this lock knows that its memory and its completion queue are left alone.
+    // One request at a time is executed at a responder. So the thread with this lock knows that no other thread uses the responder's memory and completion
+    // queue.
     let turn = lock(&peer.receive);
     let failure = match run(own, &peer, work) {
         Ok(receive) => {
