@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// What a person reads is what the table of states says.
+    /// The words for a person agree with the table of states.
     #[test]
     fn a_request_in_the_wrong_state_is_told_of_the_right_ones() {
         let text = PostError::State.to_string();

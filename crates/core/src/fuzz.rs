@@ -1,5 +1,5 @@
-//! What the fuzz targets feed, and the tests of every run with random bytes: entry points of bytes from others that need no engine. Each ends
-//! without a panic, and checks what it has read.
+//! Entry points of bytes from others that need no engine, for the fuzz targets, and for the tests of every run with random bytes. Each ends without a
+//! panic, and checks its result.
 
 /// A frame as a raw packet queue pair receives it.
 pub fn raw_frame(bytes: &[u8]) {
@@ -11,7 +11,7 @@ pub fn export(bytes: &[u8]) {
     crate::export::try_bytes(bytes);
 }
 
-/// What a process says of its objects when it is asked.
+/// A process's answer about its objects.
 pub fn objects(bytes: &[u8]) {
     crate::inspect::try_bytes(bytes);
 }

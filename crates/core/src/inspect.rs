@@ -406,7 +406,7 @@ mod tests {
             }
             std::thread::yield_now();
         };
-        // Nobody listens at the last.
+        // No process listens at the last.
         let places: Vec<u64> = (1..=MANY + 1).map(place).collect();
         let answers = std::thread::scope(|scope| {
             scope.spawn(|| {

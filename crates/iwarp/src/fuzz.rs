@@ -1,5 +1,5 @@
-//! What the fuzz target for placement feeds, and the test of every run with random bytes: a queue pair of the device, with memory and keys, and a peer
-//! that says what it likes in frames. A model says what each frame changes; everything else stays as it was.
+//! The fuzz target for placement, and the test of every run with random bytes: a queue pair of the device, with memory and keys, and a peer that sends any
+//! frames. A model says which change each frame makes; everything else stays as it was.
 
 use crate::device::endpoint_of;
 use crate::endpoint::{Endpoint, Start};
@@ -29,14 +29,14 @@ use std::time::{Duration, Instant};
 
 static TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..crate::FACTORY }];
 
-/// What may be under way in each direction.
+/// The most that may be under way in each direction.
 const ORD: u8 = 4;
 const IRD: u8 = 4;
 /// Receives, and reads and atomics, that are posted at once at most; bytes of each.
 const SLOTS: usize = 8;
 const SLOT: usize = 64;
 
-/// The memory of the program, and which of its bytes are registered for what. Between the regions is what nobody may touch.
+/// The memory of the program, and the rights of its registered bytes. No request may touch the bytes between the regions.
 const ARENA: usize = 4096;
 const WRITABLE: Range<usize> = 256..768;
 const READABLE: Range<usize> = 1024..1280;
@@ -44,14 +44,14 @@ const COUNTED: Range<usize> = 1536..1600;
 /// In another protection domain, and not registered any more.
 const FOREIGN: Range<usize> = 1792..2048;
 const GONE: Range<usize> = 2176..2304;
-/// For receives and for what reads bring. No peer has their key.
+/// For receives and for the answers of reads. No peer has their key.
 const INBOX: Range<usize> = 2560..2560 + SLOTS * SLOT;
 const SINK: Range<usize> = 3328..3328 + SLOTS * SLOT;
 
 /// How long anything may take.
 const TEST_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// The device, and what all runs use.
+/// The device, and the objects that all runs use.
 struct Home {
     domain: Arc<ProtectionDomain>,
     cq: Arc<CompletionQueue>,
@@ -130,7 +130,7 @@ impl Home {
     }
 }
 
-/// Nobody is told what becomes of the connection.
+/// A sink that no part of the test listens to.
 struct Nobody;
 
 impl ConnectionSink for Nobody {
@@ -146,19 +146,19 @@ struct PendingRequest {
     come: u32,
 }
 
-/// What such a request says on its way.
+/// The form of such a request on its way.
 enum PeerRequest {
     Read(ReadRequest),
     Atomic(u32),
 }
 
-/// What the peer waits for: the rest of a read, or what a word held before.
+/// The answer that the peer waits for: the rest of a read, or the word before an atomic.
 enum PeerWait {
     Read { stag: u32, to: u64, rest: Range<usize> },
     Atomic { id: u32, original: u64 },
 }
 
-/// What frames do to the queue pair.
+/// The effect of frames on the queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The queue pair goes on.
@@ -169,7 +169,7 @@ enum Fate {
     Open,
 }
 
-/// A connection, its peer, and what memory and completions are to be.
+/// A connection, its peer, and the expected memory and completions.
 struct Run<'a> {
     home: &'a Home,
     queue_pair: Arc<QueuePair>,
@@ -191,12 +191,12 @@ struct Run<'a> {
     numbers: u64,
 }
 
-/// What processes of this host ask each other about a connection.
+/// Questions between processes of this host about a connection.
 pub fn question(bytes: &[u8]) {
     crate::local::try_question(bytes);
 }
 
-/// What comes from a process of this host through shared memory.
+/// Messages from a process of this host through shared memory.
 pub fn beside(bytes: &[u8]) {
     crate::local::try_record(bytes);
 }
@@ -273,7 +273,7 @@ impl<'a> Run<'a> {
             queue_pair,
             endpoint,
             peer,
-            // Small frames: what is long comes in several.
+            // Small frames: a long message comes in several.
             sender: Sender::new(&theirs, 128 + usize::from(options >> 4) * 16),
             receiver: Receiver::new(&theirs),
             got: Vec::new(),
@@ -447,7 +447,7 @@ impl<'a> Run<'a> {
         self.ask(Opcode::FetchAdd, 8);
     }
 
-    /// An answer to the oldest request, or to none: near to what is right.
+    /// An answer to the oldest request, or to none: near to the right one.
     fn answer(&mut self, which: u8, word: u32, length: u8, damage: Option<(u8, u8)>) {
         let wrong = if which & 0x80 == 0 { 0 } else { which & 7 };
         let message = match self.heard.front() {
@@ -533,7 +533,7 @@ impl<'a> Run<'a> {
         (region.start <= start && end <= region.end).then_some(start..end)
     }
 
-    /// What a frame does that is as it should be.
+    /// The effect of a frame without an error.
     fn foretell(&mut self, message: Outbound, part: Range<usize>, payload: &[u8], is_last: bool) {
         let length = part.len() as u64;
         let home = self.home;
@@ -652,7 +652,7 @@ impl<'a> Run<'a> {
         *self.pending.get_mut(&wr_id).expect("it is pending") = Some((status, length));
     }
 
-    /// Polls, and takes what the peer has got. Returns whether there was anything.
+    /// Polls, and takes the peer's frames. Returns whether there was anything.
     fn look(&mut self) -> bool {
         let (pending, fate) = (&mut self.pending, self.fate);
         let mut found = self
@@ -723,7 +723,7 @@ impl<'a> Run<'a> {
                     assert_eq!(last, rest.start == rest.end);
                 } else {
                     assert!(!sure, "nobody asked");
-                    // Whatever was asked for, it is what may be read.
+                    // Any request may be meant. The bytes of its answer may be read.
                     let may = &self.memory[READABLE];
                     assert!(payload.is_empty() || may.windows(payload.len()).any(|part| part == payload));
                 }
@@ -771,7 +771,7 @@ impl<'a> Run<'a> {
         self.check();
     }
 
-    /// Memory is what it is to be.
+    /// Memory is as the model says.
     fn check(&self) {
         let is = self.home.bytes();
         if self.fate != Fate::Open {
@@ -833,7 +833,7 @@ mod tests {
         for round in 0..400 {
             let mut bytes: Vec<u8> = (0..1 + random::word() % 160).map(|_| random::word() as u8).collect();
             for step in bytes[1..].chunks_mut(8).filter(|step| step.len() == 8) {
-                // Mostly right keys, short messages, and no damage: what is wrong ends the connection.
+                // Mostly right keys, short messages, and no damage: an error ends the connection.
                 if round % 4 != 0 && random::word() & 7 != 0 {
                     step[1] &= 0x10;
                     step[3] &= 63;

@@ -423,7 +423,7 @@ mod tests {
         let asked = |local: Option<&str>, peer: &str| {
             config(local.map(|local| local.parse().unwrap()), peer.parse().unwrap(), &parameters).crc
         };
-        // The addresses for examples in documents (RFC 5737, RFC 3849) belong to nobody's host.
+        // The addresses for examples in documents (RFC 5737, RFC 3849) belong to no host.
         assert!(asked(None, "192.0.2.1:7"));
         assert!(asked(Some("192.0.2.7:8"), "192.0.2.1:7"));
         assert!(asked(None, "[2001:db8::1]:7"));

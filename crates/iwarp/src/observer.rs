@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// What is sent is shown as what comes: the same offset, kind, length and end, in every kind of stream.
+    /// A frame is shown in the same way where it leaves and where it comes: the same offset, kind, length and end, in every kind of stream.
     #[test]
     fn both_ends_say_the_same_of_a_segment() {
         let read = ReadRequest { sink_stag: 1, sink_to: 2, len: 3, source_stag: 4, source_to: 5 };

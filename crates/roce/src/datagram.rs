@@ -493,7 +493,7 @@ mod tests {
         assert_eq!((header[8], header[23], header[39]), (0xfd, 1, 2));
     }
 
-    /// What is posted while the lane acknowledges a message may be about it: it goes with the next turn.
+    /// A request that is posted while the lane acknowledges a message may be about that message: it goes with the next turn.
     // PRACTICE-ORDER-1
     #[test]
     fn nothing_is_sent_that_was_posted_after_the_turn_began() {

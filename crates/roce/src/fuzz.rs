@@ -1,5 +1,5 @@
-//! What the fuzz targets feed, and the tests of every run with random bytes: the entry points of bytes from other hosts and processes that need no
-//! engine. Each ends without a panic, and checks what it has read.
+//! Entry points of bytes from other hosts and processes that need no engine, for the fuzz targets, and for the tests of every run with random bytes. Each
+//! ends without a panic, and checks its result.
 
 use adverb_wire::ib::mad::MAD_LEN;
 
@@ -12,17 +12,17 @@ pub fn vendor_mad(bytes: &[u8]) {
     crate::manager::try_notice(&mad);
 }
 
-/// What management datagrams of our own change.
+/// The effects of management datagrams of our own.
 pub fn vendor_effect(bytes: &[u8]) {
     crate::locate::try_effect(bytes);
 }
 
-/// What notices change that say where a service lives.
+/// The effects of notices that say where a service lives.
 pub fn notice_effect(bytes: &[u8]) {
     crate::manager::try_notices(bytes);
 }
 
-/// What echoes of marks change.
+/// The effects of echoes of marks.
 pub fn mark_effect(bytes: &[u8]) {
     crate::peer::try_effect(bytes);
 }
@@ -32,7 +32,7 @@ pub fn farewell(bytes: &[u8]) {
     crate::orphans::try_bytes(bytes);
 }
 
-/// Requests for connections and datagram services, and what comes back.
+/// Requests for connections and datagram services, and their answers.
 pub fn connection_request(bytes: &[u8]) {
     // REQ, REJ, REP, the two of SIDR, and their headers, which random bytes seldom are.
     const KINDS: [u8; 5] = [0x10, 0x12, 0x13, 0x17, 0x18];
@@ -51,12 +51,12 @@ pub fn handover(bytes: &[u8]) {
     crate::handover::try_bytes(bytes);
 }
 
-/// What processes of this user and of others hand over to one with queue pairs, and what that changes.
+/// Messages that processes of this user and of others hand over to one with queue pairs, and their effects.
 pub fn handover_effect(bytes: &[u8]) {
     crate::handover::try_effect(bytes);
 }
 
-/// What other processes say to the one that holds the port, and what that changes.
+/// Messages of other processes to the holder of the port, and their effects.
 pub fn gate(bytes: &[u8]) {
     crate::gate::try_effect(bytes);
 }

@@ -101,7 +101,7 @@ mod tests {
         assert!(groups.leave(group, 2, 9) && !groups.leave(group, 2, 9));
     }
 
-    /// Whoever finds a group being joined learns first whether that has gone well.
+    /// A thread that finds a group being joined learns first whether that has gone well.
     #[test]
     fn one_joins_after_the_other() {
         let groups = Groups::default();

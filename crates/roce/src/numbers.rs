@@ -254,7 +254,7 @@ mod tests {
             }
         }
         assert_eq!((numbers.count(), numbers.taken.len()), (0, RESTING));
-        // What rests takes no place away from those in use.
+        // Numbers that rest take no place away from those in use.
         assert!((0..MOST).all(|_| numbers.take().is_some()));
         assert!(numbers.is_crowded());
     }

@@ -321,7 +321,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// A program that looks at the record must not be killed by what another one does to it.
+    /// Another program's change to the record must not kill a program that looks at it.
     #[test]
     fn nobody_changes_the_length_of_the_record() {
         let (value, _watch) = Record::create().unwrap();

@@ -1,4 +1,4 @@
-//! What the generic part does on InfiniBand alone, over a transport that only writes down what it is asked.
+//! Tests of the generic part on InfiniBand alone, over a transport that only writes down its calls.
 
 use super::*;
 use crate::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, gid_of};
@@ -48,7 +48,7 @@ fn agreement(service: Service) -> Agreement {
     }
 }
 
-/// What was asked of the transport.
+/// The calls to the transport.
 #[derive(Default)]
 struct TransportCalls {
     calls: Vec<String>,
@@ -488,7 +488,7 @@ fn multicast_groups() {
     let group: IpAddr = "239.1.2.3".parse().unwrap();
     assert_eq!(errno(id.join_multicast(address(PEER).ip(), 0)), libc::EINVAL);
     assert_eq!(errno(id.leave_multicast(group)), libc::EADDRNOTAVAIL);
-    // Who only sends needs no queue pair yet.
+    // A program that only sends needs no queue pair yet.
     id.join_multicast(group, 10).unwrap();
     let event = expect(&channel, EventKind::MulticastJoin);
     let everybody = event.datagram.as_deref().unwrap();

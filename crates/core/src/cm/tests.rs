@@ -1,4 +1,4 @@
-//! What the generic part promises whatever the transport: states, errors, backlog, channels, acknowledgement.
+//! Tests of the generic part's promises, which hold for any transport: states, errors, backlog, channels, acknowledgement.
 
 use super::*;
 use crate::conformance::fixture::{
@@ -87,7 +87,7 @@ fn addresses_that_do_not_go_together() {
     assert_eq!(errno(new().bind(address("[fe80::1]:0"))), libc::EINVAL);
     assert_eq!(errno(new().resolve_address(None, address("[fe80::1]:7"), SECOND)), libc::EINVAL);
     assert_eq!(errno(new().bind(address("192.0.2.1:0"))), libc::EADDRNOTAVAIL);
-    // Whoever resolves nobody in particular gets this host.
+    // A program that resolves the unspecified address gets this host.
     let anywhere = new();
     anywhere.resolve_address(None, address("0.0.0.0:7"), SECOND).unwrap();
     assert_eq!(anywhere.peer_address(), Some(v4));

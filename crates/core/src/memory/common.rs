@@ -427,7 +427,7 @@ mod tests {
         MapRequest { number, first, offset, length: LENGTH / 2, to_write: true }
     }
 
-    /// What a peer writes, the program sees, and the other way round.
+    /// The program sees a peer's stores, and the peer the program's.
     #[track_caller]
     pub(super) fn is_the_same(common: &Common, address: usize) {
         let process = own();
@@ -462,7 +462,7 @@ mod tests {
         }
     }
 
-    /// Whatever rights this test has, both ways are tried.
+    /// Both ways are tried, whether this test has the rights for them or not.
     #[test]
     fn the_file_is_had_by_a_descriptor_or_by_the_number_of_a_segment() {
         if !is_asked() {
@@ -606,7 +606,7 @@ mod tests {
         }
     }
 
-    /// What the program does to the file, both see.
+    /// Both see the program's changes to the file.
     #[test]
     fn what_the_program_does_to_the_file_holds_for_the_peer() {
         if !is_asked() {
@@ -646,7 +646,7 @@ mod tests {
         let file = memfd(0);
         let address = shared(&file);
         let inode = File::from(file.try_clone().unwrap()).metadata().unwrap().ino();
-        // The copy of the descriptor that has just been closed had no lock to let go of.
+        // The copy of the descriptor, which is closed by now, had no lock to let go of.
         let lock = libc::flock {
             l_type: libc::F_WRLCK as i16,
             l_whence: libc::SEEK_SET as i16,

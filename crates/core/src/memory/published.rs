@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(said(), ["0: 0x500 12288 0x10000 Some((4096, 8192, 28672))"]);
         assert!(!keys.asks(key) && keys.is_mapped(key));
 
-        // Whoever takes it back, waits.
+        // A thread that takes it back waits.
         assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
         assert!(!keys.publish(key, Some(&place(0x1_1000, 0x2000)), here) && said().is_empty());
@@ -411,7 +411,7 @@ mod tests {
         let key = keys.insert(entry).unwrap();
         assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         said();
-        // SAFETY: nobody uses the key.
+        // SAFETY: no thread uses the key.
         unsafe { keys.replace(key, entry) };
         assert_eq!(said(), ["3 retracted", "3 retracted", "3 waited for"]);
         assert!(keys.asks(key), "what is there now has not been asked for");

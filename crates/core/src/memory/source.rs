@@ -450,7 +450,7 @@ mod tests {
         let there = |at: usize| (at % 251) as u8;
         let map = || View::map(file.as_fd(), 0, 8192, true).unwrap();
         map().write(0, &(0..8192).map(there).collect::<Vec<_>>()).unwrap();
-        // What the kernel finds is told apart from what is mapped.
+        // The kernel's bytes are told apart from those of the mapping.
         let bytes = vec![0xFFu8; 16_384];
         let first = bytes.as_ptr() as u64 + 4096;
         let claim = ViewClaim(map(), first);

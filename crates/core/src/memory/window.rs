@@ -335,7 +335,7 @@ mod tests {
         assert!(opens(&keys, window ^ 1) && opens(&keys, other));
     }
 
-    /// Whoever finds a window open finds it whole, whatever happens to it at the same time.
+    /// A thread that finds a window open finds it whole, though other threads change it at the same time.
     #[test]
     fn windows_are_bound_and_taken_back_while_peers_use_them() {
         const ROUNDS: u32 = 3000;

@@ -638,7 +638,7 @@ mod tests {
         let domain = ProtectionDomain::new(&context).unwrap();
         let area = area(1);
         let register = |from: usize, length: u64, access| {
-            // SAFETY: nobody uses the region.
+            // SAFETY: no request uses the region.
             let region = unsafe { MemoryRegion::register(&domain, area + from, length, 0, access) };
             region.map(drop).map_err(|error| error.errno())
         };
@@ -673,7 +673,7 @@ mod tests {
         let is_told = context.engine().mappings.look(area, area + 1, true) == Permission::Permitted;
         let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
         let writable = |address: usize, access| {
-            // SAFETY: nobody uses the region, and the page is this test's.
+            // SAFETY: no request uses the region, and the page is this test's.
             unsafe {
                 libc::mprotect(address as *mut _, PAGE, libc::PROT_READ | libc::PROT_WRITE);
                 let region = MemoryRegion::register(&domain, address, PAGE as u64, 0, access).unwrap();

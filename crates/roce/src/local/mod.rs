@@ -341,7 +341,7 @@ mod tests {
         let mut numbers = Numbers::default();
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();
-        // Of somebody who has ended long ago, and shared nothing.
+        // Of a process that has ended long ago, and shared nothing.
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
         net.local.hub.handshakes.assume(before, None);

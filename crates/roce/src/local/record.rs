@@ -288,7 +288,7 @@ mod tests {
         let _ = slot.publish_loan();
     }
 
-    /// What a record says: headers, bytes of payload, and these bytes, if they can be had.
+    /// The contents of a record: headers, bytes of payload, and these bytes, if they can be had.
     fn parsed(bytes: &[u8], process: Option<libc::pid_t>) -> Option<(Vec<u8>, usize, Option<Vec<u8>>)> {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);

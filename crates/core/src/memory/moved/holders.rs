@@ -1,5 +1,5 @@
-//! Whether the kernel or a device may keep pages of the process's memory, and write to them at any time: by io_uring in every form, by queues of
-//! asynchronous requests, by devices. Devices are not looked for by name: each counts unless it is known to keep no pages.
+//! Whether the kernel or a device may keep pages of the process's memory, and write to them at any time: by io_uring, by queues of asynchronous requests,
+//! by devices. Devices are not looked for by name: each counts unless it is known to keep no pages.
 
 use super::Refusal;
 use super::maps;

@@ -245,7 +245,7 @@ mod tests {
         for taken in [LENGTH, LENGTH - PAGE] {
             let place = Mapping::private(LENGTH).unwrap();
             let mut scratch = Mapping::private(LENGTH).unwrap();
-            // SAFETY: our own mappings; what was not taken away has stayed.
+            // SAFETY: our own mappings; those that were not taken away have stayed.
             unsafe {
                 copy::copy_to(scratch.address, &pattern[..taken]).unwrap();
                 copy::copy_to(place.address + taken, &pattern[taken..]).unwrap();

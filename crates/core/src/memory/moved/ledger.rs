@@ -334,13 +334,13 @@ mod tests {
         pieces.relocate(0x3000, 0x10_0000, 0x2000, None);
         assert_eq!(pieces.find(0x10_0000, 0x10_2000), FilePlace::At(0x3000));
         assert_eq!(pieces.find(0x1000, 0x3000), FilePlace::At(0x1000));
-        // What was made longer comes along.
+        // A part that was made longer comes along.
         pieces.relocate(0x10_0000, 0x20_0000, 0x5000, None);
         assert_eq!(pieces.find(0x20_0000, 0x20_5000), FilePlace::At(0x3000));
         assert_eq!(pieces.len(), 2);
     }
 
-    /// What is dropped where a part was is not dropped where the part is by now.
+    /// A drop of the place where a part was does not drop the part where it is by now.
     #[test]
     fn parts_that_change_places_keep_their_bytes() {
         let mut pieces = pieces(&[(0x1000, 0x6000, 0x1000)]);
@@ -368,7 +368,7 @@ mod tests {
         assert_eq!((0..2 * MOST).filter(|at| pieces.add(piece(*at))).count(), MOST);
     }
 
-    /// What there is no room for is somewhere: nothing is taken for gone from then on.
+    /// A piece without room is somewhere: no bytes count as gone from then on.
     #[test]
     fn where_not_all_pieces_are_known_nothing_is_gone() {
         let full = || {

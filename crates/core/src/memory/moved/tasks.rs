@@ -411,7 +411,7 @@ mod tests {
                 );
                 seen
             });
-            // Both threads end, whatever was seen.
+            // Both threads end, also after a failure.
             let event = faults.read_event();
             // SAFETY: a descriptor of the test.
             unsafe { libc::close(to) };
