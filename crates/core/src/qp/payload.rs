@@ -137,8 +137,8 @@ impl Queues {
             .map_err(|_| PayloadError::Fault)
     }
 
-    /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for a reader that
-    /// fetches them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
+    /// Calls `take` with each part of the program's memory that holds bytes of a send request, `length` of them from `offset` on, for a reader that fetches
+    /// them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
     ///
     /// # Errors
     /// As of [`Queues::gather`], whose checks it makes.

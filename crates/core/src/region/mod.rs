@@ -458,7 +458,7 @@ impl MemoryRegion {
     /// Has its pages moved to where an importer can map them, while no thread and no peer uses them. At a safe point ([`moved::at_safe_point`]).
     pub(crate) fn move_for_importer(self: &Arc<Self>) -> std::result::Result<Place, Refusal> {
         let keys = &self.domain.context().engine().keys;
-        // First the cheap look: to have the bytes alone makes other threads wait.
+        // First the cheap look. To have the pages alone takes them back from peers for that time.
         let answer = moved::might(self).and_then(|()| {
             keys.alone(self.address, self.length, || {
                 moved::share(std::slice::from_ref(self)).pop().unwrap_or(Err(Refusal::Busy))
