@@ -32,7 +32,8 @@ pub fn late() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE) + tick
 }
 
-/// A counter of the processor's, which costs a twentieth of the clock: for polls that note when they were. It differs a little from processor to processor on some machines.
+/// A counter of the processor's, which costs a twentieth of the clock: for polls that note when they were. It differs a little from processor to processor
+/// on some machines.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -77,7 +77,8 @@ impl Addresses {
     }
 }
 
-/// The place of the first set of addresses that has an address of the host. `interfaces` says which interfaces have that address, and is asked only where it matters.
+/// The place of the first set of addresses that has an address of the host. `interfaces` says which interfaces have that address, and is asked only where
+/// it matters.
 pub fn first_with<'a>(
     mut sets: impl Iterator<Item = &'a Addresses>,
     address: IpAddr,

@@ -156,8 +156,8 @@ impl Engine {
         })
     }
 
-    /// The engine has been published in `ENGINE`; now code below finds its parts. Between the two, another thread may have found the engine and not yet its parts: it moves no
-    /// pages then, and the kernel copies.
+    /// The engine has been published in `ENGINE`; now code below finds its parts. Between the two, another thread may have found the engine and not yet its
+    /// parts: it moves no pages then, and the kernel copies.
     fn published(&'static self) -> &'static Self {
         helpers::CURRENT.set(&self.reactor.helpers);
         self.safe_points.begin();

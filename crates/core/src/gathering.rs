@@ -1,9 +1,9 @@
 //! Posts that wait to be gathered: while a program polls, its posts between two polls may leave together.
 //!
 //! A transport decides which posts are *put off*. The next thread that visits the lane sends them: a thread that polls, that posts, or that takes in an
-//! acknowledgement. For that it looks at one word, `state`; no system call is made. A timer of the background thread runs from the first post that is put off
-//! until none has been put off for a while. When the timer finds that no thread has visited the lane, the background thread sends. When it has found that as many times in a
-//! row as the transport wants, posts leave at once until the program polls again.
+//! acknowledgement. For that it looks at one word, `state`; no system call is made. A timer of the background thread runs from the first post that is put
+//! off until none has been put off for a while. When the timer finds that no thread has visited the lane, the background thread sends. When it has found
+//! that as many times in a row as the transport wants, posts leave at once until the program polls again.
 //!
 //! The posting thread makes its post visible, and then swaps `state` to `WAITING`. The sending thread changes `state` from `WAITING` to `TAKEN`, and then
 //! looks for posts: so it sees every post whose thread it has taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer

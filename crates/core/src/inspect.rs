@@ -4,8 +4,8 @@
 //! The background thread answers. Nothing is noted before a process asks, so the fast path knows nothing of it. The process listens from its first queue
 //! pair on, at a name that its page of counters has; processes of its own user and of root are answered.
 //!
-//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. Regions, of which there may be many, come last, behind a line
-//! [`BUT_REGIONS`]. The answer ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
+//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. Regions, of which there may be
+//! many, come last, behind a line [`BUT_REGIONS`]. The answer ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
 
 use crate::cq::CompletionQueue;
 use crate::device::Device;
@@ -269,8 +269,9 @@ pub fn is_stopped(process: u32) -> bool {
 /// How long a command that prints once waits for processes that are not stopped: a busy machine may take the processor from one for a while.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are stopped. The answers are in the
-/// order of the places. An error: the process is not there, is another user's and this process is not root's, or does not answer in time.
+/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are
+/// stopped. The answers are in the order of the places. An error: the process is not there, is another user's and this process is not root's, or does not
+/// answer in time.
 pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
     /// The number of descriptors that are open at a time.
     const AT_ONCE: usize = 256;

@@ -177,8 +177,8 @@ impl<T> Lock<T> {
             return None;
         }
         seat.held.store(TAKEN, Ordering::Relaxed);
-        // This thread stores `held` and then looks at `favourite`. A thread that ends the favour stores `favourite`, has all others pass a barrier, and then looks at `held`. So at
-        // least one of the two sees the other's store.
+        // This thread stores `held` and then looks at `favourite`. A thread that ends the favour stores `favourite`, has all other threads pass a barrier,
+        // and then looks at `held`. So at least one of the two sees the other's store.
         light_fence();
         // If the favour stands, no other thread has had the value since this one had it last: there is nothing to acquire.
         if self.favourite.load(Ordering::Relaxed) == favourite {
@@ -192,7 +192,8 @@ impl<T> Lock<T> {
     #[cold]
     fn favour_is_over(&self, seat: &Seat) {
         self.let_go(&seat.held);
-        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the gate taken now, the other one looks at the seat again.
+        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the gate taken now, the other one looks at the
+        // seat again.
         fence(Ordering::SeqCst);
     }
 

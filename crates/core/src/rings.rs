@@ -89,8 +89,9 @@ impl RareWorkNote {
     }
 }
 
-/// The *rounds* of the holder of one lock, and work of a second lock that comes too early while a round is under way. That work is put off, and the thread that has
-/// ended the round goes on with it. Neither thread waits for the other.
+/// The *rounds* of the thread with the first of two locks, and the work of threads with the second lock. Work that comes while a round is under way is too
+/// early. Its thread puts it off and goes away. The thread that has ended the round finds that, and goes on with the work. Neither thread waits for the
+/// other.
 #[derive(Default)]
 pub struct Rounds {
     begun: AtomicU64,
@@ -150,8 +151,8 @@ impl Rounds {
     }
 }
 
-/// Work that takes many turns, each of which takes the lock. A thread that posts more and finds the lock taken leaves it to the turns, as long as they go on. The
-/// thread that takes the last turn looks for all that has been left.
+/// Work that takes many turns, each with the lock. A posting thread that finds the lock taken leaves its requests to the turns, as long as they go on. The
+/// thread that takes the last turn looks for all requests that have been left.
 #[derive(Default)]
 pub struct Turns(AtomicBool);
 

@@ -260,8 +260,8 @@ const FROM_COMMAND: [&str; 4] = [COUNTER_FILES, "ADVERB_RECORD", "ADVERB_TRACE_S
 /// The beginning of the names of variables by which tests instruct their children.
 const OF_TESTS: &str = "ADVERB_TEST_";
 
-/// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be mistyped. The line names the nearest variable of ours,
-/// or all of them.
+/// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be mistyped. The line names the nearest variable of
+/// ours, or all of them.
 pub fn unknown() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mistyped = names.filter_map(|name| unknown_name(&name).filter(|_| variable(&name).is_some()));

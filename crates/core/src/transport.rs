@@ -113,8 +113,8 @@ pub enum AtPost {
 ///
 /// The send queue has it ([`SendQueue::install`](crate::qp::SendQueue::install)), and forgets it as soon as the program modifies the queue pair.
 pub trait OneSided: Send {
-    /// Carries out a request, or leaves it. The caller posts with the posts' lock; the queue pair is in RTS, and everything before the request is complete. No system
-    /// call, no other lock that is held for long.
+    /// Carries out a request, or leaves it. The caller posts with the posts' lock; the queue pair is in RTS, and everything before the request is complete.
+    /// No system call, no other lock that is held for long.
     fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost;
 }
 

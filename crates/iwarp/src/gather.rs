@@ -50,7 +50,8 @@ impl Posts {
         queue.posted() != self.next.load(Ordering::Acquire)
     }
 
-    /// Whether the post follows others since the last poll, or completions wait that the program takes before it waits for anything; and another poll is expected.
+    /// Whether the post follows others since the last poll, or completions wait that the program takes before it waits for anything; and another poll is
+    /// expected.
     #[inline]
     fn follows_others(&self, queues: &Queues, gathering: &Gathering) -> bool {
         let polls = polls(queues);

@@ -166,7 +166,8 @@ impl Lane {
         }
     }
 
-    /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would wake the background thread first, which would wake such a thread.
+    /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would wake the background thread first, which would
+    /// wake such a thread.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.has_sleepers.load(Ordering::SeqCst)
     }

@@ -16,8 +16,8 @@ pub struct End<'a> {
     pub send: &'a (dyn Fn() + Sync),
 }
 
-/// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread that
-/// wakes runs first.
+/// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread
+/// that wakes runs first.
 const POLLS: u32 = 50;
 /// How long the polling thread sleeps after [`POLLS`] polls in vain.
 const MOMENT: Duration = Duration::from_micros(20);

@@ -239,8 +239,8 @@ const NAMES: usize = std::mem::offset_of!(Page, names);
 const LINES: usize = std::mem::offset_of!(Page, lines);
 const SETS: usize = std::mem::offset_of!(Page, sets);
 
-/// The devices of the page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None of them is there if nothing is in it. Only the
-/// parts that are in use are read: a page is long.
+/// The devices of the page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None of them is there if
+/// nothing is in it. Only the parts that are in use are read: a page is long.
 ///
 /// # Errors
 /// There is no such file.
@@ -316,8 +316,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
     })
 }
 
-/// Any bytes at any places of a page, from the second byte on: parts of three bytes of place and length, and as many bytes as they say. Devices have names of their own, and all is plain
-/// text of a bounded length. A page that another process can read from a file says the same. The first byte is odd where the page is cut.
+/// Any bytes at any places of a page, from the second byte on: parts of three bytes of place and length, and as many bytes as they say. Devices have names
+/// of their own, and all is plain text of a bounded length. A page that another process can read from a file says the same. The first byte is odd where the
+/// page is cut.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let Some((&how, mut rest)) = bytes.split_first() else { return };

@@ -1,7 +1,9 @@
-//! Memory that a program of another process shares by itself: of a memory descriptor, in a file of a tmpfs such as `/dev/shm`, or a System V segment. This process maps it as it is.
+//! Memory that a program of another process shares by itself: of a memory descriptor, in a file of a tmpfs such as `/dev/shm`, or a System V segment. This
+//! process maps it as it is.
 //!
-//! Nothing is asked of the other process, and nothing of it changes. The list of its mappings (`/proc/PID/maps`) says which file the bytes are of. That file is had by
-//! `/proc/PID/map_files`, which is for privileged processes, by the number of the segment, or by a descriptor that the program has open for it.
+//! Nothing is asked of the other process, and nothing of it changes. The list of its mappings (`/proc/PID/maps`) says which file the bytes are of. That
+//! file is had by `/proc/PID/map_files`, which is for privileged processes, by the number of the segment, or by a descriptor that the program has open for
+//! it.
 //!
 //! The program may unmap the bytes at any time, put something else in their place, or protect them. So before each use ([`Common::at`]) the list is asked
 //! whether they are still of the same place of the same file, and may be used in this way. A file that is mapped here keeps its name in that list. If the
@@ -135,7 +137,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// The bytes at `address` of another process, to be read and, if `to_write`, written. Takes some hundred microseconds, and waits for a thread that it starts.
+    /// The bytes at `address` of another process, to be read and, if `to_write`, written. Takes some hundred microseconds, and waits for a thread that it
+    /// starts.
     ///
     /// # Errors
     /// Why the kernel had better copy.
@@ -165,7 +168,8 @@ impl Common {
         Ok(common)
     }
 
-    /// Where `length` bytes at `at` of them are mapped, if the program has them there at this moment, and permits this. A system call. `process`: that of [`Common::open`].
+    /// Where `length` bytes at `at` of them are mapped, if the program has them there at this moment, and permits this. A system call. `process`: that of
+    /// [`Common::open`].
     pub fn at(&self, process: &Process, at: usize, length: usize, to_write: bool) -> Option<(&View, usize)> {
         let end = at.checked_add(length).filter(|end| length > 0 && *end <= self.length)?;
         let protection = if to_write { BOTH } else { libc::PROT_READ };

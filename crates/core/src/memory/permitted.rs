@@ -92,7 +92,8 @@ impl Drop for Mappings {
     }
 }
 
-/// Whether every page of [`start`, `end`) is mapped: mincore(2) answers ENOMEM for a hole. By itself: it needs more of the stack than those whose pages are told.
+/// Whether every page of [`start`, `end`) is mapped: mincore(2) answers ENOMEM for a hole. By itself: it needs more of the stack than those whose pages are
+/// told.
 #[cold]
 #[inline(never)]
 fn is_mapped(start: usize, end: usize) -> bool {
@@ -120,8 +121,8 @@ pub(crate) mod tests {
 
     pub(crate) const PAGE: usize = 4096;
 
-    /// Four pages that may be read and written, but for the second, which may only be read, and the third, not even that; and behind them a hole. They stay, as others of
-    /// another number. Their addresses are far below all that the kernel chooses, so that no other test gets those of the hole.
+    /// Four pages that may be read and written, but for the second, which may only be read, and the third, not even that; and behind them a hole. They
+    /// stay, as others of another number. Their addresses are far below all that the kernel chooses, so that no other test gets those of the hole.
     pub(crate) fn area(number: usize) -> usize {
         let area = (64 << 30) + (number << 30);
         let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

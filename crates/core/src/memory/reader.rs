@@ -1,9 +1,9 @@
 //! Short uses of a key by a caller that uses the same one time and again, without counting.
 //!
-//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. The thread that takes a key
-//! away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader finds
-//! the key gone, or that thread waits for it. That thread alone pays for the fence, and only for a key that a reader has remembered. (Processes of one host do so with
-//! each other's keys: `adverb_local::announce`, of which there is a model.)
+//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. The thread that takes
+//! a key away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader
+//! finds the key gone, or that thread waits for it. That thread alone pays for the fence, and only for a key that a reader has remembered. (Processes of
+//! one host do so with each other's keys: `adverb_local::announce`, of which there is a model.)
 
 use super::keys::{Access, AccessError, Entry, Keys, Kind, Slot, Span};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
@@ -88,8 +88,8 @@ impl Keys {
         let _ = self.readers.barrier.set(barrier);
     }
 
-    /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as [`Keys::open_again`] and a [`Span`] would, but in a few instructions. None
-    /// for another key, and for all that `open_again` refuses, or finds in another way.
+    /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as [`Keys::open_again`] and a [`Span`] would, but in a
+    /// few instructions. None for another key, and for all that `open_again` refuses, or finds in another way.
     #[inline(always)]
     pub(crate) fn with_known<T>(
         &self,

@@ -58,8 +58,8 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For callers that do not
-    /// [abort](SendBatch::abort).
+    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For callers that
+    /// do not [abort](SendBatch::abort).
     // IB-QP-28
     #[inline(always)]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -83,8 +83,8 @@ impl<'a> SendBatch<'a> {
     fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
         let queues = self.queues;
         let Posting { one_sided: Some(one_sided) } = &mut *self.guard else { return false };
-        // Every earlier request is complete. The thread that has completed the last one may still be reporting it: `SendQueue::pass` waits for that. A thread that
-        // flushes has the same lock, and finds nothing to flush.
+        // Every earlier request is complete. The thread that has completed the last one may still be reporting it: `SendQueue::pass` waits for that. A
+        // thread that flushes has the same lock, and finds nothing to flush.
         if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
             return false;
         }

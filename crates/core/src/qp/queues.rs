@@ -350,7 +350,8 @@ impl Queues {
         self.send.complete_run(self, first, count);
     }
 
-    /// Completes the oldest send request, which has succeeded. The caller holds a lock, which a thread that flushes requests takes before, and the queue pair is not in error.
+    /// Completes the oldest send request, which has succeeded. The caller holds a lock, which a thread that flushes requests takes before, and the queue
+    /// pair is not in error.
     #[inline]
     pub fn complete_oldest_send(&self, work: &SendWork) {
         self.send.complete_oldest(self, work);

@@ -210,8 +210,8 @@ impl SendQueue {
         Some(self.read(cursor.0))
     }
 
-    /// A cursor stands where no request is complete: those that were carried out as they were posted, no transmitter has passed. After a look at `posted`, so that
-    /// nothing before that is read which has no place in the queue.
+    /// Moves the cursor past requests that were carried out as they were posted, which no transmitter has passed. Called after a look at `posted`, so that
+    /// no request without a place in the queue is read.
     #[inline]
     fn catch_up(&self, cursor: &mut SendCursor) {
         cursor.0 = cursor.0.max(self.retired.load(Ordering::Acquire));
@@ -625,8 +625,8 @@ impl SendQueue {
         self.posted.store(cursor.0, Ordering::Release);
     }
 
-    /// A request has been carried out as it was posted: it passes through the queue without a place in it. With the posts' lock; `sequence` is the next one, and everything
-    /// before it is complete. `reported`: the request and its bytes, if the program is to be told.
+    /// A request has been carried out as it was posted: it passes through the queue without a place in it. With the posts' lock; `sequence` is the next
+    /// one, and everything before it is complete. `reported`: the request and its bytes, if the program is to be told.
     #[inline(always)]
     pub(super) fn pass(&self, queues: &Queues, sequence: u64, reported: Option<(&SendRequest<'_>, u32)>) {
         match reported {
@@ -651,8 +651,8 @@ impl SendQueue {
         queues.send_cq.add(completion, false);
     }
 
-    /// First `retired`, then `posted`: a thread that finds the new `posted`, and looks at `retired` after that, finds the new `retired`. So neither the transmitter nor a thread
-    /// that flushes looks for a request that has no place.
+    /// The posting thread stores first `retired`, then `posted`. A thread that finds the new `posted`, and looks at `retired` after that, finds the new
+    /// `retired`. So neither the transmitter nor a thread that flushes looks for a request that has no place.
     #[inline(always)]
     fn step_over(&self, sequence: u64) {
         self.retired.store(sequence + 1, Ordering::Release);
@@ -697,7 +697,8 @@ impl SendQueue {
         self.retire(queues, &self.read(sequence), status);
     }
 
-    /// Reports the oldest request if it is to be reported, of which no more is read than that needs; then its place is free. Else its place is the caller's to free.
+    /// Reports the oldest request if it is to be reported, and reads no more of it than the report needs; then its place is free. Otherwise the caller
+    /// frees its place.
     #[inline(always)]
     fn succeed(&self, queues: &Queues, sequence: u64) {
         let (slot, _) = self.slot(sequence);

@@ -82,7 +82,8 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// How often a queue pair asks an owner that lets no connection in, for about five seconds in all. Then the queue pair goes by the network.
 const ATTEMPTS: u32 = 20;
 
-/// Processes of RoCE find each other by queue pair numbers: the owner of a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).
+/// Processes of RoCE find each other by queue pair numbers: the owner of a block of them has a socket of its name, which also hands over packets
+/// ([`crate::handover`]).
 impl Side for Net {
     type Traffic = Packets;
 

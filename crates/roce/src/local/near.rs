@@ -103,8 +103,8 @@ impl Near {
         self.service != Service::Uc
     }
 
-    /// Whether payload stays where it is until the receiver fetches it. An unacknowledged request is complete as soon as it is sent, and its memory is the program's
-    /// again.
+    /// Whether payload stays where it is until the receiver fetches it. An unacknowledged request is complete as soon as it is sent, and its memory is the
+    /// program's again.
     fn fetches(&self) -> bool {
         self.is_reliable() && self.channel.neighbour.reads()
     }

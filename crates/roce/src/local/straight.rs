@@ -91,7 +91,8 @@ impl Straight {
             .then_some(straight)
     }
 
-    /// Writes the headers of the packet that the message stands for: functions that take packets only can take it in then. Returns how many bytes the headers have.
+    /// Writes the headers of the packet that the message stands for: functions that take packets only can take it in then. Returns how many bytes the
+    /// headers have.
     #[cold]
     pub(crate) fn write_headers(&self, space: &mut [u8; MAX_HEADER]) -> usize {
         let opcode = if self.immediate.is_some() { SEND_IMMEDIATE } else { SEND };
@@ -246,7 +247,8 @@ pub(crate) trait Head {
 }
 
 impl Near {
-    /// Sends a request that is being posted, if it has room. The poster has the posts' lock. `head` has the requester count it, by its number in the queue and its length. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
+    /// Sends a request that is being posted, if the channel has room. The posting thread has the posts' lock. `head` has the requester count the request,
+    /// by its number in the queue and its length. `follows` in the result: the peer sleeps, and this thread alone is told, so it is to ring.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,

@@ -23,8 +23,8 @@ impl<T> LastReading<T> {
         Self(None)
     }
 
-    /// The value that was read last. It is read again if it is at least so old, counted from the end of that reading, and [`PAUSE`] allows it. Zero: it is read again in any
-    /// case.
+    /// The value that was read last. It is read again if it is at least so old, counted from the end of that reading, and [`PAUSE`] allows it. Zero: it is
+    /// read again in any case.
     pub(super) fn get(
         &mut self,
         fresh: Duration,

@@ -1,8 +1,8 @@
 //! Registered memory that a process of the same host reaches by loads and stores of its own.
 //!
-//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). The rest of the region, in its first and
-//! last page, stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes. A copy back would cut
-//! off any part of the kernel that has got hold of them meanwhile.
+//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). The rest of the region, in
+//! its first and last page, stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes. A copy
+//! back would cut off any part of the kernel that has got hold of them meanwhile.
 //!
 //! The program does not notice. Moving takes a copy, so the program's only thread does it, in a verbs call. Its signals are blocked and the engine's own
 //! threads held ([`crate::helpers`]). Nothing may be there by which the kernel or a device could have pages in its hands. From then on a thread of ours
@@ -112,7 +112,8 @@ fn least(taken: usize, page: usize) -> Option<usize> {
     }
 }
 
-/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before any other process is troubled.
+/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before any other process is
+/// troubled.
 ///
 /// # Errors
 /// Why it would not.
@@ -176,12 +177,12 @@ fn has_room(length: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
-/// already cost next to nothing.
+/// Moves the pages inside of these regions to where a peer can map them. Returns, for each region, where they are, or why they are not moved. Regions whose
+/// bytes have been moved already cost next to nothing.
 ///
-/// Moves the pages of regions. A thread of the program calls it at a *safe point*: it has entered the engine, holds none of its locks and has no bytes of a
-/// region open. A peer of the same host may reach the bytes. The move takes about 0.8 ms for each MiB. No other process may be writing to the bytes
-/// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
+/// A thread of the program calls it at a *safe point*: it has entered the engine, holds none of its locks and has no bytes of a region open. A peer of the
+/// same host may reach the bytes. The move takes about 0.8 ms for each MiB. No other process may be writing to the bytes meanwhile: a peer that does so
+/// through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
 /// The pages stay where they are when a region is deregistered or changed. The caller makes sure that a peer has ended its use of them *before* the
 /// region's key goes, and unmaps its [`View`] afterwards.

@@ -165,7 +165,8 @@ impl Drop for Own {
             }
             return;
         }
-        // A fork that has made a copy for the child puts it here, so nothing else takes the place meanwhile. In the middle of a fork of this very thread the mapping stays for good.
+        // A fork that has made a copy for the child puts it here, so nothing else takes the place meanwhile. In the middle of a fork of this very thread
+        // the mapping stays for good.
         if let Some(mut state) = state::lock() {
             state.own.remove(self);
             self.unmap();

@@ -1,5 +1,5 @@
-//! Which threads of the process sleep until an event of userfaultfd(2) is read, and in which system calls, from `/proc/self/task/*`. Without an allocation, and without a lock: one of the sleepers may
-//! hold any.
+//! Which threads of the process sleep until an event of userfaultfd(2) is read, and in which system calls, from `/proc/self/task/*`. Without an allocation,
+//! and without a lock: one of the sleepers may hold any.
 
 use super::Refusal;
 use crate::fork;
@@ -174,7 +174,8 @@ impl Tasks {
         std::iter::once(&self.folder).chain(&self.first).map(AsRawFd::as_raw_fd)
     }
 
-    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read; notes the other threads that run.
+    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read; notes the other
+    /// threads that run.
     // Apart from the others, so that no frame is large.
     #[inline(never)]
     pub(super) fn each(

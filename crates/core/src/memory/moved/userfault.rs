@@ -181,8 +181,8 @@ impl Userfault {
     /// Moves pages to where they are missing, without waking any thread; pages missing at the source are passed over. Returns how many bytes it
     /// came, and why not further: EBUSY for a page that something else uses, too.
     ///
-    /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side that are one to the program: a heap that grows after
-    /// fork(2), in the child. So a move that the kernel refuses is tried with half of the bytes, down to one page.
+    /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side that are one to the program: a heap that grows
+    /// after fork(2), in the child. So a move that the kernel refuses is tried with half of the bytes, down to one page.
     pub(super) fn move_pages(&self, target: usize, source: usize, length: usize) -> (usize, Result<(), i32>) {
         let (mut done, mut piece) = (0, length);
         while done < length {
