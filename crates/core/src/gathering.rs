@@ -29,14 +29,14 @@ const TAKEN: u8 = 2;
 const WAITING: u8 = 3;
 
 /// The lane, whose posts are put off.
-pub trait Gathers: Send + Sync {
+pub trait GatheredLane: Send + Sync {
     /// Sends everything that has been posted.
     fn send_off(&self);
 }
 
 /// The posts of one lane that wait to be gathered. Thread-safe.
 pub struct Gathering {
-    lane: Weak<dyn Gathers>,
+    lane: Weak<dyn GatheredLane>,
     timers: &'static dyn Timers,
     state: AtomicU8,
     /// How many times threads have visited the lane; not exact where two do at once.
@@ -56,7 +56,7 @@ pub struct Gathering {
 
 impl Gathering {
     /// For a lane that no thread has polled yet. After `looks` looks of the timer in a row without a visit, no more are expected; at least one.
-    pub fn new(lane: Weak<dyn Gathers>, timers: &'static dyn Timers, looks: u32) -> Arc<Self> {
+    pub fn new(lane: Weak<dyn GatheredLane>, timers: &'static dyn Timers, looks: u32) -> Arc<Self> {
         Arc::new(Self {
             lane,
             timers,
@@ -229,7 +229,7 @@ mod tests {
 
     struct Lane;
 
-    impl Gathers for Lane {
+    impl GatheredLane for Lane {
         fn send_off(&self) {}
     }
 

@@ -40,7 +40,7 @@ const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
 
 /// The thread that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum ReceivingThread {
     /// A poll of a completion queue.
     Poll,
     /// The background thread.
@@ -297,10 +297,10 @@ impl Endpoint {
     /// Takes in the bytes and messages that have arrived. If another thread has the receive lock, this one goes away. The background thread leaves a note
     /// before it tries the lock, and the holder looks for notes after it lets go. A poll leaves none: the next poll looks again.
     #[inline]
-    pub(crate) fn receive(&self, by: By) -> Receipt {
+    pub(crate) fn receive(&self, by: ReceivingThread) -> Receipt {
         let mut all = Receipt::default();
         loop {
-            if by == By::Background {
+            if by == ReceivingThread::Background {
                 self.missed.note();
             }
             let Ok(mut guard) = self.rx.try_lock() else { return all };
@@ -342,11 +342,11 @@ impl Endpoint {
             let mut sent = taken.transmit;
             if sent {
                 self.send_alone();
-            } else if by == By::Poll && self.is_full.load(Ordering::Relaxed) {
+            } else if by == ReceivingThread::Poll && self.is_full.load(Ordering::Relaxed) {
                 // A program that polls for room anyway need not leave the sending to the background thread.
                 sent = self.transmit_again();
             }
-            if taken.more && (by == By::Background || self.lane.is_armed()) {
+            if taken.more && (by == ReceivingThread::Background || self.lane.is_armed()) {
                 // Others get their turn first; the rest is reported anew.
                 self.report_again();
             }
@@ -387,7 +387,7 @@ impl Endpoint {
     pub(crate) fn send(&self) {
         self.send_alone();
         if self.rounds.go_on(&self.missed) {
-            self.receive(By::Background);
+            self.receive(ReceivingThread::Background);
         }
     }
 
@@ -472,7 +472,7 @@ impl Endpoint {
     /// The calling thread has held the receive lock without receiving. The background thread may have found it taken and left a note.
     pub(self) fn receive_what_was_missed(&self) {
         if self.missed.is_noted() {
-            self.receive(By::Background);
+            self.receive(ReceivingThread::Background);
         }
     }
 
@@ -654,7 +654,7 @@ impl Copier for Endpoint {
         if let Err(cause) = self.transmit_until_idle(true) {
             self.shut(cause);
         } else if self.rounds.go_on(&self.missed) {
-            self.receive(By::Background);
+            self.receive(ReceivingThread::Background);
         }
         Some(if self.is_copying() { CopyProgress::Part } else { CopyProgress::All })
     }
@@ -676,7 +676,7 @@ impl Source for CatchUp {
                 return endpoint.shut(Cause::Lost(io::Error::from_raw_os_error(libc::EPROTO)));
             }
             endpoint.transmit_now();
-            endpoint.receive(By::Background);
+            endpoint.receive(ReceivingThread::Background);
         }
     }
 }
@@ -693,7 +693,9 @@ impl Source for Endpoint {
         if readiness & (PEER_CLOSED | FAILED) != 0 {
             self.is_ending.store(true, Ordering::SeqCst);
         }
-        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
+        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0
+            && self.receive(ReceivingThread::Background).worked
+        {
             self.lane.received_in_background();
         }
         self.tell_if_full();

@@ -2,13 +2,13 @@
 //!
 //! Whether the background thread watches them, too, is for the lane's [watch](adverb_core::lane_watch) to say.
 
-use crate::endpoint::{By, Endpoint, Receipt};
+use crate::endpoint::{Endpoint, Receipt, ReceivingThread};
 use crate::gather;
 use crate::local::{ChannelSnapshot, LocalHost};
 use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, ForkGeneration};
-use adverb_core::gathering::{Gathering, Gathers};
+use adverb_core::gathering::{GatheredLane, Gathering};
 use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::qp::Queues;
@@ -184,7 +184,7 @@ impl Lane {
         let mut all = Receipt::default();
         for member in &members.list {
             if member.has_waiting() {
-                all.add(member.receive(By::Poll));
+                all.add(member.receive(ReceivingThread::Poll));
                 if member.has_waiting() {
                     self.has_waiting();
                 }
@@ -283,12 +283,12 @@ impl CqLane for Lane {
             let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 16];
             for event in epoll.ready(&mut ready) {
                 if let Some(member) = members.by_number.get(&{ event.u64 }) {
-                    all.add(member.receive(By::Poll));
+                    all.add(member.receive(ReceivingThread::Poll));
                 }
             }
         } else {
             for member in &members.list {
-                all.add(member.receive(By::Poll));
+                all.add(member.receive(ReceivingThread::Poll));
             }
         }
         let full = members.wait_for_room();
@@ -341,7 +341,7 @@ impl CqLane for Lane {
     }
 }
 
-impl Gathers for Lane {
+impl GatheredLane for Lane {
     // Not within polls, which hold the members.
     fn send_off(&self) {
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());

@@ -10,7 +10,7 @@ mod placing;
 pub(crate) use by_channel::ArrivalOutcome;
 
 use crate::behind::Wait;
-use crate::endpoint::{By, Cause, Endpoint, ReadSink, Receipt};
+use crate::endpoint::{Cause, Endpoint, ReadSink, Receipt, ReceivingThread};
 use crate::impaired::{self, DirectionFaults, Resume};
 use crate::local::{Channel, EndName, Inbox, published_name};
 use crate::observer::{self, StreamObserver};
@@ -238,7 +238,7 @@ impl Rx {
     }
 
     /// Takes in the bytes that the socket has, up to a slice.
-    pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> TakeEffect {
+    pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: ReceivingThread) -> TakeEffect {
         // For a message that `take_at_once` has taken in since the last call.
         let transmit = std::mem::take(&mut self.owes_send);
         let mut taken = TakeEffect { transmit, ring: self.takes_ring(), ..TakeEffect::default() };
@@ -272,7 +272,7 @@ impl Rx {
     fn take_in_through(
         &mut self,
         endpoint: &Endpoint,
-        by: By,
+        by: ReceivingThread,
         buffer: &mut [u8],
         taken: &mut TakeEffect,
     ) -> Result<(), Cause> {
@@ -306,8 +306,8 @@ impl Rx {
             taken.received.worked = true;
             counters.rx_calls.add(1);
             match by {
-                By::Poll => counters.rx_by_polls.add(1),
-                By::Background => counters.rx_by_background.add(1),
+                ReceivingThread::Poll => counters.rx_by_polls.add(1),
+                ReceivingThread::Background => counters.rx_by_background.add(1),
             }
             eof = count == 0;
             self.came += count as u64;

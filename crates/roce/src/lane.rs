@@ -18,7 +18,7 @@ use crate::time;
 use crate::{lock, lock_until};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
-use adverb_core::gathering::{Gathering, Gathers};
+use adverb_core::gathering::{GatheredLane, Gathering};
 use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
@@ -110,7 +110,7 @@ struct TimedEndpoints {
 
 /// The thread that receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum ReceivingThread {
     /// A poll of a completion queue.
     Poll,
     /// A thread that posts. It takes in one burst at most.
@@ -208,22 +208,22 @@ impl Lane {
     }
 
     /// Takes in packets that have arrived. Returns whether any had, unless another thread takes them in: then that thread looks again afterwards.
-    pub(crate) fn receive(&self, by: By) -> bool {
+    pub(crate) fn receive(&self, by: ReceivingThread) -> bool {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
     /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management datagrams that have come, with no lock held.
-    fn receive_and(&self, by: By, manage: impl Fn(Vec<Stray>)) -> bool {
+    fn receive_and(&self, by: ReceivingThread, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {
-            if by == By::Background {
+            if by == ReceivingThread::Background {
                 self.missed.note();
             }
             let Ok(mut rx) = self.rx.try_lock() else { return worked };
             self.missed.begin();
             let Rx { buffers, sweep } = &mut *rx;
             let mut more = true;
-            for _ in 0..if by == By::Post { 1 } else { BURSTS } {
+            for _ in 0..if by == ReceivingThread::Post { 1 } else { BURSTS } {
                 let received = self.burst(buffers, sweep, by);
                 worked |= received.trains > 0;
                 more = received.more;
@@ -241,7 +241,7 @@ impl Lane {
             if !management.is_empty() {
                 manage(management);
             }
-            if worked && by != By::Background {
+            if worked && by != ReceivingThread::Background {
                 self.lane_watch().weigh(one_sided);
             }
             if more && self.lane_watch().is_armed() {
@@ -259,13 +259,13 @@ impl Lane {
         // The background thread is not to take in meanwhile the packets that this thread is about to.
         self.is_being_polled.store(true, Ordering::Relaxed);
         self.transmit_for(endpoint);
-        self.visit(By::Post);
+        self.visit(ReceivingThread::Post);
     }
 
     /// A thread of the program visits the lane: it sends posts that wait to be gathered, and takes in packets that have arrived. Returns whether there were
     /// any.
     #[inline]
-    fn visit(&self, by: By) -> bool {
+    fn visit(&self, by: ReceivingThread) -> bool {
         self.is_being_polled.store(true, Ordering::Relaxed);
         self.lane_watch().polled();
         if self.gathering().polled() {
@@ -291,7 +291,7 @@ impl Lane {
     fn receive_all_and(&self, manage: impl Fn(Vec<Stray>)) {
         let until = time::now() + LAST;
         loop {
-            self.receive_and(By::Background, &manage);
+            self.receive_and(ReceivingThread::Background, &manage);
             drop(lock_until(&self.rx, until));
             // Another thread has taken the note of this one: it has looked since, or is about to, with the lock.
             if !self.missed.is_noted() || time::now() >= until {
@@ -305,12 +305,12 @@ impl Lane {
         drop(lock_until(&self.rx, until));
         // The background thread may have found the lock taken by this thread, which has to look for it.
         if self.missed.is_noted() {
-            self.receive_and(By::Background, manage);
+            self.receive_and(ReceivingThread::Background, manage);
         }
     }
 
     /// One system call's worth.
-    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> TrainReceipt {
+    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: ReceivingThread) -> TrainReceipt {
         let table = self.net.endpoints();
         let mut received = self.socket.receive(buffers);
         if let Some(impaired) = &self.impaired {
@@ -325,8 +325,8 @@ impl Lane {
             Ok(received) => {
                 counters.rx_calls.add(1);
                 match by {
-                    By::Poll | By::Post => counters.rx_by_polls.add(1),
-                    By::Background => counters.rx_by_background.add(1),
+                    ReceivingThread::Poll | ReceivingThread::Post => counters.rx_by_polls.add(1),
+                    ReceivingThread::Background => counters.rx_by_background.add(1),
                 }
                 if received.overflowed > 0 {
                     counters.overflowed.add(received.overflowed.into());
@@ -371,7 +371,7 @@ impl Lane {
         let Some(impaired) = &self.impaired else { return };
         self.send_due(impaired, &mut lock(&self.tx));
         self.transmit();
-        if self.receive(By::Background) {
+        if self.receive(ReceivingThread::Background) {
             self.settle();
         }
     }
@@ -757,7 +757,7 @@ impl Lane {
         if readiness & READABLE == 0 || leave() {
             return;
         }
-        if self.receive(By::Background) {
+        if self.receive(ReceivingThread::Background) {
             self.lane_watch().received_in_background();
             self.settle();
         } else {
@@ -782,7 +782,7 @@ impl CqLane for Lane {
         worked |= self.net.local.hub.copies.poll();
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
-            worked |= self.visit(By::Poll);
+            worked |= self.visit(ReceivingThread::Poll);
         }
         if worked {
             self.vain.store(0, Ordering::Relaxed);
@@ -833,7 +833,7 @@ impl CqLane for Lane {
     }
 }
 
-impl Gathers for Lane {
+impl GatheredLane for Lane {
     fn send_off(&self) {
         self.transmit();
     }
@@ -883,7 +883,7 @@ impl Source for Tick {
 
     fn timeout(self: Arc<Self>) {
         // Where no thread could look for a while, the answer is there, too.
-        if self.0.by_network.load(Ordering::Relaxed) > 0 && self.0.receive(By::Background) {
+        if self.0.by_network.load(Ordering::Relaxed) > 0 && self.0.receive(ReceivingThread::Background) {
             self.0.settle();
         }
         // A poll that is looking at this instant may count on this tick: so it takes its turn after it, and does not leave it out.

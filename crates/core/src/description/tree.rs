@@ -21,7 +21,7 @@ pub fn bus_name((domain, bus): Bus) -> String {
 
 /// The contents of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Holds {
+enum SlotContents {
     Adapter,
     /// A bridge, with the bus below it.
     Bridge(Bus),
@@ -30,7 +30,7 @@ enum Holds {
 /// The buses and slots that are taken.
 #[derive(Clone, Default)]
 pub struct Tree {
-    slots: HashMap<Slot, Holds>,
+    slots: HashMap<Slot, SlotContents>,
     /// The bridge above each bus, or none.
     above: HashMap<Bus, Option<Slot>>,
 }
@@ -100,16 +100,18 @@ impl Tree {
         if below.is_some_and(|(domain, _)| domain != slot.domain) {
             return Err(format!("{slot} is a bridge to another domain"));
         }
-        let holds = below.map_or(Holds::Adapter, Holds::Bridge);
-        match self.slots.insert(slot, holds) {
+        let contents = below.map_or(SlotContents::Adapter, SlotContents::Bridge);
+        match self.slots.insert(slot, contents) {
             None => Ok(()),
-            Some(Holds::Adapter) if holds == Holds::Adapter => {
+            Some(SlotContents::Adapter) if contents == SlotContents::Adapter => {
                 Err(format!("there are two devices at {slot}"))
             }
-            Some(Holds::Bridge(bus)) if holds != Holds::Adapter => match below == Some(bus) {
-                true => Ok(()),
-                false => Err(format!("{slot} is a bridge to bus {} already", bus_name(bus))),
-            },
+            Some(SlotContents::Bridge(bus)) if contents != SlotContents::Adapter => {
+                match below == Some(bus) {
+                    true => Ok(()),
+                    false => Err(format!("{slot} is a bridge to bus {} already", bus_name(bus))),
+                }
+            }
             Some(_) => Err(format!("{slot} is a bridge, and a device")),
         }
     }

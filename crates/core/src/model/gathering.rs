@@ -3,7 +3,7 @@
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
 use crate::error::Result;
-use crate::gathering::{Gathering, Gathers};
+use crate::gathering::{GatheredLane, Gathering};
 use crate::reactor::{Source, Timers};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Mutex;
@@ -36,7 +36,7 @@ struct Lane {
     sent: AtomicU32,
 }
 
-impl Gathers for Lane {
+impl GatheredLane for Lane {
     fn send_off(&self) {
         let mut posted = self.posted.lock().unwrap();
         self.sent.fetch_add(std::mem::take(&mut *posted), Ordering::Relaxed);

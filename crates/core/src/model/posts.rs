@@ -3,7 +3,7 @@
 
 use super::SharedWord;
 use super::gathering::Clock;
-use crate::gathering::{Gathering, Gathers};
+use crate::gathering::{GatheredLane, Gathering};
 use crate::lock::Lock;
 use crate::rings::Rings;
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -38,7 +38,7 @@ impl Connection {
     }
 }
 
-impl Gathers for Connection {
+impl GatheredLane for Connection {
     fn send_off(&self) {
         if self.posted.load(Ordering::Acquire) != self.begun.load(Ordering::Acquire) {
             self.send();

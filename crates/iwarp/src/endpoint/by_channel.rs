@@ -101,7 +101,7 @@ impl adverb_samehost::Sender for Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::By;
+    use crate::endpoint::ReceivingThread;
     use crate::fuzz::connected;
     use crate::local::record::RecordKind;
 
@@ -116,7 +116,7 @@ mod tests {
             assert!(endpoint.arrived(&inbox, &head, &Source::Buffer(&[1; 4])));
             drop(guard);
             assert!(endpoint.has_waiting());
-            endpoint.receive(By::Poll);
+            endpoint.receive(ReceivingThread::Poll);
             assert!(!endpoint.has_waiting(), "polls look for it again and again");
         });
     }

@@ -1,6 +1,6 @@
 //! The end of a connection: by an error, by either side, or with the process.
 
-use super::{By, Cause, Endpoint, ReadSink, is_refusal};
+use super::{Cause, Endpoint, ReadSink, ReceivingThread, is_refusal};
 use crate::behind::Wait;
 use crate::receive::Rx;
 use crate::{linger, lock};
@@ -154,7 +154,7 @@ impl Endpoint {
         let mut first = false;
         // Bounded: TCP's buffers are far smaller than this.
         for _ in 0..64 {
-            let taken = rx.take_in(self, By::Poll);
+            let taken = rx.take_in(self, ReceivingThread::Poll);
             first |= taken.first;
             if let Some(cause) = taken.cause {
                 return (Some(cause), first);

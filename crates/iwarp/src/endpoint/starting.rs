@@ -1,6 +1,6 @@
 //! The start of a connection, once its start-up frames have been exchanged, until the peer has spoken.
 
-use super::{By, Cause, Endpoint, Link, Start};
+use super::{Cause, Endpoint, Link, ReceivingThread, Start};
 use crate::device::{BASIC, EXTENDED};
 use crate::local::EndPlace;
 use crate::receive::Rx;
@@ -60,7 +60,7 @@ impl Endpoint {
         self.lane.settle(self);
         self.report_again();
         if has_early {
-            self.receive(By::Background);
+            self.receive(ReceivingThread::Background);
         }
         self.transmit_now();
         // Peers that have our extensions are adverb, which does not miss it.
@@ -165,7 +165,7 @@ impl Endpoint {
     /// The initiator has had its time to send its first frame over `socket`.
     pub(crate) fn no_first_frame(&self, socket: &Arc<Socket>) {
         // It may be there, unread, where this host has been without a processor.
-        self.receive(By::Background);
+        self.receive(ReceivingThread::Background);
         let link = lock(&self.link);
         let waits =
             link.established.is_some() && link.socket.as_ref().is_some_and(|own| Arc::ptr_eq(own, socket));

@@ -3,7 +3,7 @@
 use super::LocalHost;
 use super::inbox::Inbox;
 use super::record::{self, RecordHead, RecordKind};
-use crate::endpoint::{By, Endpoint};
+use crate::endpoint::{Endpoint, ReceivingThread};
 use adverb_core::counters::Counters;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
@@ -85,7 +85,7 @@ impl Traffic for Messages {
     type Outgoing = ();
     type Incoming = Incoming;
     /// Connections for which the thread is to call [`Endpoint::receive`], and whether it is a poll.
-    type Rest = (Vec<Arc<Endpoint>>, By);
+    type Rest = (Vec<Arc<Endpoint>>, ReceivingThread);
     const LONGEST: usize = record::LONGEST;
 
     fn engine(&self) -> Result<&'static Engine> {
@@ -140,7 +140,7 @@ impl Traffic for Messages {
 
     #[inline]
     fn settle(&self, incoming: &mut Incoming) -> Self::Rest {
-        let by = if incoming.is_poll { By::Poll } else { By::Background };
+        let by = if incoming.is_poll { ReceivingThread::Poll } else { ReceivingThread::Background };
         (std::mem::take(&mut incoming.looking), by)
     }
 

@@ -186,7 +186,7 @@ impl Rx {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::By;
+    use crate::endpoint::ReceivingThread;
     use crate::fuzz::connected;
     use crate::socket::Socket;
     use adverb_core::memory::Reader;
@@ -231,8 +231,8 @@ mod tests {
             endpoint.has_untaken.store(true, Ordering::Relaxed);
             let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
             assert_eq!(came, ArrivalOutcome::TakenIn { looks: true });
-            assert!(rx.take_in(endpoint, By::Poll).transmit);
-            assert!(!rx.take_in(endpoint, By::Poll).transmit);
+            assert!(rx.take_in(endpoint, ReceivingThread::Poll).transmit);
+            assert!(!rx.take_in(endpoint, ReceivingThread::Poll).transmit);
         });
     }
 
@@ -245,7 +245,7 @@ mod tests {
             let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
             assert_eq!(came, ArrivalOutcome::TakenIn { looks: true });
             assert!(rx.receive.is_some(), "it is to be flushed");
-            let cause = rx.take_in(endpoint, By::Poll).cause;
+            let cause = rx.take_in(endpoint, ReceivingThread::Poll).cause;
             assert!(matches!(cause, Some(Cause::Fault(Fault::InvalidOffset, _))), "{cause:?}");
         });
     }
@@ -256,7 +256,7 @@ mod tests {
             let (mut rx, inbox, _peer) = receiving(endpoint);
             rx.came = 8;
             assert!(inbox.put((message(7), vec![1; 4])));
-            let cause = rx.take_in(endpoint, By::Poll).cause;
+            let cause = rx.take_in(endpoint, ReceivingThread::Poll).cause;
             assert!(matches!(cause, Some(Cause::Fault(Fault::InvalidOffset, _))), "{cause:?}");
         });
     }
@@ -269,9 +269,9 @@ mod tests {
             let round = endpoint.rounds.begin();
             assert!(inbox.put((message(0), vec![1; 4])));
             rx.loses(std::io::Error::from_raw_os_error(libc::ECONNRESET));
-            assert!(rx.take_in(endpoint, By::Poll).cause.is_none() && rx.has_final_frames());
+            assert!(rx.take_in(endpoint, ReceivingThread::Poll).cause.is_none() && rx.has_final_frames());
             endpoint.rounds.end(round);
-            let cause = rx.take_in(endpoint, By::Poll).cause;
+            let cause = rx.take_in(endpoint, ReceivingThread::Poll).cause;
             assert!(matches!(cause, Some(Cause::Lost(_))), "{cause:?}");
             assert!(!rx.has_waiting() && rx.by_channel == 1);
         });

@@ -54,7 +54,6 @@ pub(super) const NAMESAKES: &[Homonym] = &[
     Homonym {
         layer: "transports, sockets",
         names: &[
-            "By",
             "Channel",
             "ChannelSnapshot",
             "Endpoint",
@@ -62,6 +61,7 @@ pub(super) const NAMESAKES: &[Homonym] = &[
             "KeptReads",
             "Lane",
             "Manager",
+            "ReceivingThread",
             "Socket",
         ],
         reason: "each transport has one, and they mean the same there",
