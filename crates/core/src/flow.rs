@@ -239,7 +239,7 @@ impl FlowRule {
         })
     }
 
-    /// Whether its frames are dropped.
+    /// Whether the frames of the rule are dropped.
     pub fn drops(&self) -> bool {
         self.specs.contains(&FlowSpec::Drop)
     }
