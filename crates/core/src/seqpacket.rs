@@ -372,7 +372,7 @@ impl Connection {
     /// # Errors
     /// None, as long as the socket is open.
     pub fn of_datagrams(socket: OwnedFd) -> io::Result<Self> {
-        let socket = Socket::of(socket.into_raw_fd(), SocketUse::Connected)?;
+        let socket = Socket::of(socket.into_raw_fd(), SocketRole::Connected)?;
         learn_senders(socket.fd);
         take_descriptors(socket.fd, false);
         Ok(Self::of(socket))

@@ -217,7 +217,7 @@ impl Keys {
 
 /// Whether a reader announces a slot.
 fn is_announced(list: &[Arc<AtomicUsize>], slot: &Slot) -> bool {
-    // Acquire: what it was announced for has been done.
+    // Acquire: the uses that were announced before have ended, and this thread sees their effects.
     list.iter().any(|announced| announced.load(Ordering::Acquire) == name(slot))
 }
 
