@@ -33,6 +33,11 @@ mod connection;
 mod driver;
 mod endpoint;
 mod runtime;
+// Without an adapter a stream has no trait by which a program reads or writes it.
+#[cfg_attr(
+    not(any(feature = "tokio", feature = "smol")),
+    expect(dead_code, reason = "only the traits need it")
+)]
 mod stream;
 
 pub use connection::{AsyncConnection, Message};
