@@ -103,6 +103,8 @@ impl Strays {
         self.hand_over(net);
         // The other thread may have taken the last one, and not given it yet.
         drop(lock_until(&self.turn, time::now() + LAST));
+        // A thread that noted one meanwhile may have found the turn taken by this thread, which has to hand it over.
+        self.hand_over(net);
     }
 
     /// Gives a packet to the process that owns its queue pair.
