@@ -4,5 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    adverb_watch::fuzz::ring(bytes, |line| matches!(serde_json::from_str(line), Ok(serde_json::Value::Object(_))));
+    adverb_watch::fuzz::ring(bytes, |line| {
+        matches!(serde_json::from_str(line), Ok(serde_json::Value::Object(_)))
+    });
 });

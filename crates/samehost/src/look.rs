@@ -22,7 +22,7 @@ const MOST_THREADS: usize = 256;
 const MOST_WAITING: usize = 16;
 
 /// A process, and when it began: its number may be another one's later.
-type Looked = (libc::pid_t, Option<u64>);
+type LookedProcess = (libc::pid_t, Option<u64>);
 /// What keeps the program's pages where they are ([`Helpers::work`]).
 type PagesStay = RwLockReadGuard<'static, ()>;
 /// A look, which lets pages be moved while it waits for the other process.
@@ -32,7 +32,7 @@ type Work = Box<dyn FnOnce(PagesStay) -> PagesStay + Send>;
 struct Looks {
     born: ForkGeneration,
     /// Of each process at which a thread looks: the looks that wait for that thread.
-    threads: Mutex<HashMap<Looked, VecDeque<Work>>>,
+    threads: Mutex<HashMap<LookedProcess, VecDeque<Work>>>,
 }
 
 static LOOKS: AtomicPtr<Looks> = AtomicPtr::new(std::ptr::null_mut());
@@ -58,7 +58,7 @@ fn looks() -> &'static Looks {
 
 impl Looks {
     /// Has a thread look: at once, or after those that look at the same process. False if there are too many of either, or if the system refuses a thread.
-    fn begin(&'static self, looked: Looked, helpers: &'static Helpers, work: Work) -> bool {
+    fn begin(&'static self, looked: LookedProcess, helpers: &'static Helpers, work: Work) -> bool {
         let mut threads = lock(&self.threads);
         let has_room = threads.len() < MOST_THREADS;
         match threads.get_mut(&looked) {
@@ -79,7 +79,7 @@ impl Looks {
         has_begun
     }
 
-    fn run(&self, looked: Looked, helpers: &'static Helpers, mut work: Work) {
+    fn run(&self, looked: LookedProcess, helpers: &'static Helpers, mut work: Work) {
         let mut stay = helpers.work();
         loop {
             stay = work(stay);
@@ -142,7 +142,7 @@ fn look_for<T: Send + 'static>(
 /// Has a thread look. False if that is refused.
 fn begin<T: Send + 'static>(
     engine: &'static Engine,
-    looked: Looked,
+    looked: LookedProcess,
     limit: Duration,
     look: &Arc<Look<T>>,
     read: impl FnOnce() -> Option<T> + Send + 'static,
@@ -217,7 +217,7 @@ mod tests {
         drop(end);
     }
 
-    /// Such a process may hang up and come again as often as it likes.
+    /// A process may hang up and come again as often as it likes.
     #[test]
     fn a_process_that_withholds_its_memory_has_one_thread() {
         let gate = Arc::new(RwLock::new(()));

@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// Such a program may say at any time that its user may look at its memory.
+    /// A program may say at any time that its user may look at its memory.
     #[test]
     fn a_dumpable_program_with_capabilities_or_a_group_of_its_file_trusts_nobody() {
         let has_caps = || {

@@ -182,7 +182,7 @@ fn a_signal_that_is_sent_to_a_thread_that_blocks_it_waits_while_the_thread_copie
     std::thread::spawn(blocks).join().unwrap();
 }
 
-/// Such a signal is for any thread, for one that waits for it, too.
+/// A signal to the process is for any thread, also for one that waits for it.
 // PRACTICE-FAULT-4
 #[test]
 fn a_signal_that_is_sent_to_a_process_and_blocked_by_all_threads_stays_the_processs() {
