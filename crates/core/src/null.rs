@@ -162,7 +162,7 @@ enum Execution {
     Well,
     /// The queue pair stops, and with a peer that is named, that one, too.
     Broken(Option<Arc<NullEndpoint>>),
-    /// It is to be executed again later, and the next one behind it.
+    /// The request is to be executed again later, and the next one behind it.
     Later,
     /// The peer alone stops.
     Delivered(Arc<NullEndpoint>),

@@ -34,7 +34,7 @@ pub(super) struct KeyWork(Mutex<Option<Waiting>>);
 /// A request that is tried again.
 struct Waiting {
     attempt: Attempt,
-    /// When it is tried next, and the timer for that.
+    /// The time of the next try, and the timer for that.
     next: Instant,
     timer: Timer,
 }
@@ -42,9 +42,9 @@ struct Waiting {
 /// A request that has been tried.
 #[derive(Clone, Copy)]
 struct Attempt {
-    /// Its number in the send queue.
+    /// The number of the request in the send queue.
     sequence: u64,
-    /// When it was tried first.
+    /// The time of the first try.
     since: Instant,
     /// The pause until the next try.
     pause: Duration,
@@ -55,7 +55,7 @@ impl Attempt {
         Self { sequence, since: now, pause: Duration::ZERO }
     }
 
-    /// It has been tried in vain. Returns what it is from now on; None if it has been tried for long enough.
+    /// The attempt after a try in vain. None if the request has been tried for long enough.
     fn next(self, now: Instant) -> Option<Self> {
         let left = USE_TIMEOUT.checked_sub(now - self.since).filter(|left| !left.is_zero())?;
         // The last try is at the end.
