@@ -66,8 +66,9 @@ impl Parts {
         let theirs =
             Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(io::ErrorKind::Unsupported)?;
         let reads = Probe::reads_itself();
-        let consumer = consumer_of(there);
-        let adverb_local::Parts { producer, hazard_slots, hazard_view, .. } = here.parts();
+        // One end announces, the other end sees that. The end that announces does not see it.
+        let (consumer, hazard_view) = consumer_of(there);
+        let (producer, hazard_slots) = producer_of(here);
         let process = std::process::id() as libc::pid_t;
         let connection = None;
         Ok(Box::new(Self {
@@ -84,8 +85,39 @@ impl Parts {
     }
 }
 
-/// The consumer of a segment. A function of its own, since the rest of the segment's parts would take room on the caller's stack.
+/// The parts of the end that reads. A function of its own, since the rest of the segment's parts would take room on the caller's stack.
 #[inline(never)]
-fn consumer_of(segment: Segment) -> Consumer {
-    segment.parts().consumer
+fn consumer_of(there: Segment) -> (Consumer, HazardView) {
+    let adverb_local::Parts { consumer, hazard_view, .. } = there.parts();
+    (consumer, hazard_view)
+}
+
+/// The parts of the end that writes, likewise.
+#[inline(never)]
+fn producer_of(here: Segment) -> (Producer, HazardSlots) {
+    let adverb_local::Parts { producer, hazard_slots, .. } = here.parts();
+    (producer, hazard_slots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_local::Kind;
+    use adverb_local::announce::{NOTHING, barrier};
+
+    /// A region of this process is about to end, while a thread of this process writes to it by the channel: the thread that ends it has to see that.
+    #[test]
+    fn a_process_sees_which_of_its_own_memory_it_uses() {
+        const KEY: u32 = 5;
+        let parts = Parts::to_oneself().expect("memory");
+        let is_used = || {
+            barrier(std::iter::once(&parts.hazard_view));
+            parts.hazard_view.is_announced(Kind::Key, KEY as usize)
+        };
+        assert!(!is_used());
+        let announced = parts.hazard_slots.announce(KEY, NOTHING);
+        assert!(announced.is_some() && is_used());
+        drop(announced);
+        assert!(!is_used());
+    }
 }
