@@ -190,14 +190,14 @@ impl CompletionQueue {
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
     /// # fn main() -> adverb::Result<()> {
     /// # let (client, server) = ends()?;
-    /// for number in 0..3 {
-    ///     client.post_send(WorkRequest::send(b"hello").immediate(number))?;
+    /// for number in 0..3_u8 {
+    ///     client.post_send(WorkRequest::send(&[number]))?;
     /// }
     /// let mut messages = Vec::new();
     /// while messages.len() < 3 {
     ///     server.receive_queue().wait_many(16, &mut messages, SOON)?;
     /// }
-    /// let numbers: Vec<_> = messages.iter().filter_map(|message| message.immediate).collect();
+    /// let numbers: Vec<_> = messages.iter().map(|message| message.message()[0]).collect();
     /// assert_eq!(numbers, [0, 1, 2]);
     /// # Ok(())
     /// # }

@@ -88,9 +88,9 @@ impl AsyncConnection {
     /// # fn main() -> adverb::Result<()> {
     /// # with_ends(async |(client, server)| {
     /// // Requests beyond those with functions of their own:
-    /// let completion = client.perform(WorkRequest::send(b"with a number").immediate(7)).await?;
+    /// let completion = client.perform(WorkRequest::send(b"look now").solicited()).await?;
     /// assert!(completion.error().is_none());
-    /// assert_eq!(server.receive().await?.and_then(|message| message.immediate()), Some(7));
+    /// assert_eq!(&server.receive().await?.expect("the client is there")[..], b"look now");
     /// # Ok(())
     /// # })
     /// # }

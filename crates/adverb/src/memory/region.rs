@@ -295,8 +295,8 @@ impl MemoryRegion {
     /// let region = domain.memory_region(64, Rights::WRITE)?;
     /// region.write(10, b"somewhere");
     /// let mut copy = [0; 4];
-    /// region.read(14, &mut copy);
-    /// assert_eq!(&copy, b"wher");
+    /// region.read(10, &mut copy);
+    /// assert_eq!(&copy, b"some");
     /// # Ok(())
     /// # }
     /// ```

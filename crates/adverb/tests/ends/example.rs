@@ -29,11 +29,12 @@ mod pair {
         })
     }
 
-    /// A client, and a server with four receives of 64 bytes.
+    /// A client, and a server with four receives of 64 bytes, each with a protection domain of its own.
     pub fn ends() -> adverb::Result<(adverb::Connection, adverb::Connection)> {
-        let domain = adverb::Context::open_default()?.protection_domain()?;
-        let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
-        for (id, buffer) in (0..).zip(domain.buffers(4, 64)?) {
+        let context = adverb::Context::open_default()?;
+        let (client, server) =
+            (queue_pair(&context.protection_domain()?)?, queue_pair(&context.protection_domain()?)?);
+        for (id, buffer) in (0..).zip(server.domain().buffers(4, 64)?) {
             server.post_receive(id, buffer)?;
         }
         connected(client, server, b"")
