@@ -67,16 +67,16 @@ impl Parts {
             Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(io::ErrorKind::Unsupported)?;
         let reads = Probe::reads_itself();
         // One end announces, the other end sees that. The end that announces does not see it.
-        let (consumer, hazard_view) = consumer_of(there);
-        let (producer, hazard_slots) = producer_of(here);
+        let other = other_end(there);
+        let adverb_local::Parts { producer, hazard_slots, .. } = here.parts();
         let process = std::process::id() as libc::pid_t;
         let connection = None;
         Ok(Box::new(Self {
             process,
             producer,
-            consumer,
+            consumer: other.0,
             hazard_slots,
-            hazard_view,
+            hazard_view: other.1,
             theirs,
             ours,
             reads,
@@ -85,18 +85,11 @@ impl Parts {
     }
 }
 
-/// The parts of the end that reads. A function of its own, since the rest of the segment's parts would take room on the caller's stack.
+/// The parts of the end that reads. A function of its own, and on the heap, since the parts of both ends would take room on the caller's stack.
 #[inline(never)]
-fn consumer_of(there: Segment) -> (Consumer, HazardView) {
+fn other_end(there: Segment) -> Box<(Consumer, HazardView)> {
     let adverb_local::Parts { consumer, hazard_view, .. } = there.parts();
-    (consumer, hazard_view)
-}
-
-/// The parts of the end that writes, likewise.
-#[inline(never)]
-fn producer_of(here: Segment) -> (Producer, HazardSlots) {
-    let adverb_local::Parts { producer, hazard_slots, .. } = here.parts();
-    (producer, hazard_slots)
+    Box::new((consumer, hazard_view))
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl World {
             let scenario = ib::Scenario::new(service, &mut random);
             let run = |scenario: &ib::Scenario| guarded(|| scenario.run(&mut random.clone()));
             run(&scenario).map_err(|why| {
-                let smallest = shrink(scenario, run);
+                let smallest = Some(shrink(scenario, run));
                 Failure { world: self, seed, why, smallest }
             })
         };
@@ -105,7 +105,7 @@ fn guarded(run: impl FnOnce() -> u64) -> Result<u64, String> {
 }
 
 /// Takes away from a scenario what it does not need to fail.
-fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> Option<(String, String)> {
+fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> (String, String) {
     let (mut smallest, mut why) = (scenario, String::new());
     let mut steps = 0;
     while steps < MOST_STEPS {
@@ -116,5 +116,8 @@ fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> Op
         let Some((smaller, failure)) = next else { break };
         (smallest, why) = (smaller, failure);
     }
-    (!why.is_empty()).then(|| (format!("{smallest:?}"), why))
+    if why.is_empty() {
+        why = "No smaller one fails.".to_owned();
+    }
+    (format!("{smallest:?}"), why)
 }

@@ -397,6 +397,13 @@ impl QueuePairs {
             }
             let delivered = peer.program.deliveries.len();
             assert!(delivered <= expected.deliveries.len(), "a message is delivered twice");
+            // A failure is the last one.
+            let completions = &end.program.completions;
+            let has_failed =
+                completions.last().is_some_and(|(_, status, _)| *status != CompletionStatus::Success);
+            let done = completions.len() - usize::from(has_failed);
+            let due = expected.states[done].deliveries;
+            assert!(delivered >= due, "request {done} is complete before the peer has its message");
             self.checked[side] = (end.program.completions.len(), delivered);
             assert_eq!(end.program.regions[&PRIVATE].bytes, [0; 64]);
             assert!(end.held() <= MOST_HELD, "{} packets are held", end.held());
