@@ -225,7 +225,7 @@ OTHERS = [
             ("ib_send_bw", " -c UC", QUEUE),
             ("ib_send_bw", " -r 16", QUEUE),
         ],
-        "-n 200 -p {port}",
+        "-F -n 200 -p {port}",
     ),
     *_pairs(
         [

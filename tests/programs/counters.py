@@ -67,7 +67,7 @@ def node_exporter(adverb, device, local, messages):
     settings = {"ADVERB_LOCAL": local}
     # Without a limit, all may be sent within one look: 0.8 GB/s.
     limit = "--rate_limit=8 --rate_limit_type=SW --burst_size=8" if local == "auto" else ""
-    program = f"ib_write_bw -n {messages} -s 65536 {limit} {'-R' if device == 'iwarp0' else ''} -p {port}"
+    program = f"ib_write_bw -F -n {messages} -s 65536 {limit} {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         options = ["--device", device]
         # node_exporter wants files when it starts.
@@ -103,7 +103,7 @@ def summary(adverb, device, local):
     settings = {"ADVERB_LOCAL": local}
     # A connection of iWARP begins by TCP, and the two processes may take a while to meet.
     count = 20_000 if device == "iwarp0" and local == "auto" else 500
-    program = f"ib_write_bw -n {count} -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
+    program = f"ib_write_bw -F -n {count} -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         path = os.path.join(folder, "summary.json")
         with Process(command(adverb, ["--device", device], program), settings) as server:
@@ -163,7 +163,7 @@ LINE = re.compile(r"adverb: 2 queue pairs, 31\.2 MiB sent, .* received: \d.*; .*
 
 def line(adverb):
     """On a terminal a line says what went how: once, if a program used verbs, and if it is wanted."""
-    both = "ib_write_bw -n 500 -p {port} >/dev/null & until ib_write_bw -n 500 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
+    both = "ib_write_bw -F -n 500 -p {port} >/dev/null & until ib_write_bw -F -n 500 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
     found = []
     for options, script, lines in (([], both, 1), (["--quiet"], both, 0), (["-q"], both, 0), ([], "ibv_devinfo -l >/dev/null", 0), ([], "true", 0)):
         # A client that finds no server has no queue pair.
@@ -191,7 +191,7 @@ def program(run, name):
 def streaming(adverb, device):
     """A server and a client that writes to it, until they are killed: the numbers of both programs."""
     port = free_port()
-    line = f"ib_write_bw -D 600 {'-R' if device == 'iwarp0' else ''} -p {port}"
+    line = f"ib_write_bw -F -D 600 {'-R' if device == 'iwarp0' else ''} -p {port}"
     with Process(command(adverb, ["--device", device], line)) as server:
         wait_until(serving(server, port), LIMIT_S, "the server serves")
         with Process(command(adverb, ["--device", device], line + " 127.0.0.1")) as client:
@@ -304,7 +304,7 @@ def rdma(adverb):
         if f"LQPN: <{other['lqpn']}>" not in statistics:
             raise Failed(statistics)
     port = free_port()
-    both = f"ib_write_bw -n 50 -p {port} >&2 & until ib_write_bw -n 50 -p {port} 127.0.0.1 >&2; do :; done; wait; rdma -j statistic; cat /sys/class/infiniband/roce0/ports/1/hw_counters/sent_pkts"
+    both = f"ib_write_bw -F -n 50 -p {port} >&2 & until ib_write_bw -F -n 50 -p {port} 127.0.0.1 >&2; do :; done; wait; rdma -j statistic; cat /sys/class/infiniband/roce0/ports/1/hw_counters/sent_pkts"
     *row, file = output_of(adverb, "run", "--", "sh", "-c", both).splitlines()
     row = json.loads("".join(row))
     if row[0]["ifname"] != "roce0" or row[0]["sent_pkts"] != int(file) or int(file) < 50:
@@ -367,7 +367,7 @@ def named_folder(adverb):
         folder = os.path.join(place, "files")
         inside = "/sys/class/infiniband/roce0/ports/1/counters/port_xmit_data"
         outside = folder + inside
-        write = f"ib_write_bw -n 50 -p {port} >/dev/null & until ib_write_bw -n 50 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
+        write = f"ib_write_bw -F -n 50 -p {port} >/dev/null & until ib_write_bw -F -n 50 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
         # It says when it is done, and goes on when it is told so.
         script = f"for i in 1 2 3; do {write}; cat {inside}; {write}; echo; read line; done"
         unit = 50 * 65536 // 4

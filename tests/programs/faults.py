@@ -27,12 +27,12 @@ RPING_TCP = RPING._replace(device="iwarp0")
 # end it before it sees the event.
 RPING_WAITS = RPING._replace(server_rule="peer:stall@5posts")
 RPING_TCP_WAITS = RPING_WAITS._replace(device="iwarp0")
-WRITE_BW = Pair("roce0", "ib_write_bw -n 50 -p {port}", "ib_write_bw -n 50 -p {port} {server}")
-READ_LAT = Pair("roce0", "ib_read_lat -n 20 -p {port}", "ib_read_lat -n 20 -p {port} {server}")
-ATOMIC_LAT = Pair("roce0", "ib_atomic_lat -n 20 -p {port}", "ib_atomic_lat -n 20 -p {port} {server}")
-TWO_BW = Pair("roce0", "ib_write_bw -n 50 -q 2 -p {port}", "ib_write_bw -n 50 -q 2 -p {port} {server}")
+WRITE_BW = Pair("roce0", "ib_write_bw -F -n 50 -p {port}", "ib_write_bw -F -n 50 -p {port} {server}")
+READ_LAT = Pair("roce0", "ib_read_lat -F -n 20 -p {port}", "ib_read_lat -F -n 20 -p {port} {server}")
+ATOMIC_LAT = Pair("roce0", "ib_atomic_lat -F -n 20 -p {port}", "ib_atomic_lat -F -n 20 -p {port} {server}")
+TWO_BW = Pair("roce0", "ib_write_bw -F -n 50 -q 2 -p {port}", "ib_write_bw -F -n 50 -q 2 -p {port} {server}")
 EVENTS = Pair("roce0", "ibv_rc_pingpong -e -g 0 -p {port} -n 30", "ibv_rc_pingpong -e -g 0 -p {port} -n 30 {server}")
-SLOW_BW = Pair("roce0", "ib_write_bw -n 5 -p {port}", "ib_write_bw -n 5 -p {port} {server}")
+SLOW_BW = Pair("roce0", "ib_write_bw -F -n 5 -p {port}", "ib_write_bw -F -n 5 -p {port} {server}")
 
 # A rule of the client, the programs, the client's status (None: any but 0, and no signal), words of its output, and words of its log.
 Case = collections.namedtuple("Case", "name rule pair status says log")
@@ -565,9 +565,9 @@ def leaves_memory(adverb):
     found = {}
     for name, options in (("without", ()), ("with", ("--fault", "event:PORT_ERR@600s"))):
         port, settings = free_port(), {"ADVERB_LOCAL": "auto", "ADVERB_LOG": "info"}
-        with Process([*run(adverb, "roce0", *options), "ib_write_bw", "-n", "200", "-p", str(port)], settings) as server:
+        with Process([*run(adverb, "roce0", *options), "ib_write_bw", "-F", "-n", "200", "-p", str(port)], settings) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
-            with Process([*run(adverb, "roce0"), "ib_write_bw", "-n", "200", "-p", str(port), SERVER], settings) as client:
+            with Process([*run(adverb, "roce0"), "ib_write_bw", "-F", "-n", "200", "-p", str(port), SERVER], settings) as client:
                 expect_success([client, server], LIMIT_S)
             found[name] = server.output().count("its pages are moved, peers map them")
     if found["with"] != found["without"]:

@@ -230,7 +230,7 @@ def one_flow(adverb, device):
         files = [os.path.join(folder, f"{side}.ring") for side in ("server", "client")]
         summaries = [os.path.join(folder, f"{side}-summary") for side in ("server", "client")]
         options = lambda side: ["--trace", files[side], "--summary", summaries[side]]
-        command = shlex.split(f"ib_send_lat -s 8 -n 50 -p {port}" + (" -R" if device == "iwarp0" else ""))
+        command = shlex.split(f"ib_send_lat -F -s 8 -n 50 -p {port}" + (" -R" if device == "iwarp0" else ""))
         with Process([*run(adverb, *options(0), device=device), *command]) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
             with Process([*run(adverb, *options(1), device=device), *command, "127.0.0.1"]) as client:
@@ -275,7 +275,7 @@ def ring_is_fixed(adverb):
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
         path = os.path.join(folder, "calls.ring")
-        command = shlex.split(f"ib_write_bw -D 600 -p {port}")
+        command = shlex.split(f"ib_write_bw -F -D 600 -p {port}")
         with Process([*run(adverb), *command]) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
             with Process([*run(adverb, "--trace", path, "--trace-size", "1"), *command, "127.0.0.1"]) as client:
@@ -361,7 +361,7 @@ def in_browser(adverb):
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
         place = lambda name: os.path.join(folder, name)
-        command = shlex.split(f"ib_write_bw -s 65536 -n 20 -p {port}")
+        command = shlex.split(f"ib_write_bw -F -s 65536 -n 20 -p {port}")
         settings = {"ADVERB_LOCAL": "off"}
         with Process([*run(adverb, "--trace", place("server.ring")), *command], settings) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
@@ -399,16 +399,16 @@ def tests(adverb):
     """Name, function and arguments of each."""
     found = []
     for program, ending in (
-        ("ib_write_bw -s 65536 -n 100", "ring"),
-        ("ib_write_bw -s 65536 -n 100", "jsonl"),
-        ("ib_send_bw -s 4096 -n 100", "ring"),
-        ("ib_read_bw -s 65536 -n 50", "ring"),
+        ("ib_write_bw -F -s 65536 -n 100", "ring"),
+        ("ib_write_bw -F -s 65536 -n 100", "jsonl"),
+        ("ib_send_bw -F -s 4096 -n 100", "ring"),
+        ("ib_read_bw -F -s 65536 -n 50", "ring"),
     ):
         name = f"watch::agrees_{program.split()[0]}_{ending}"
         found += [(name, perftest, (adverb, program, ending)), (f"{name}_iwarp0", perftest, (adverb, program, ending, "iwarp0"))]
     # A part of an answer goes out twice: bytes of a Read count once.
     lossy = ("--fault", "wire:loss:direction=out:opcode=READ_RESPONSE@20")
-    found.append(("watch::agrees_although_packets_are_lost", perftest, (adverb, "ib_read_bw -s 65536 -n 50", "ring", "roce0", *lossy)))
+    found.append(("watch::agrees_although_packets_are_lost", perftest, (adverb, "ib_read_bw -F -s 65536 -n 50", "ring", "roce0", *lossy)))
     found += [("watch::one_flow", one_flow, (adverb, "roce0")), ("watch::one_flow_iwarp0", one_flow, (adverb, "iwarp0"))]
     for name, test in (
         ("agrees_mpi", mpi_job),

@@ -30,7 +30,7 @@ PAIRS = [
     Pair("rc_pingpong_new", "roce0", "ibv_rc_pingpong -N -t -g 0 -p {port} -n 50", "ibv_rc_pingpong -N -t -g 0 -p {port} -n 50 {server}"),
     Pair("rping", "roce0", "rping -s -a {server} -p {port} -C 20", "rping -c -a {server} -p {port} -C 20"),
     Pair("rping", "iwarp0", "rping -s -a {server} -p {port} -C 20", "rping -c -a {server} -p {port} -C 20"),
-    Pair("write_bw", "roce0", "ib_write_bw -n 50 -p {port}", "ib_write_bw -n 50 -p {port} {server}"),
+    Pair("write_bw", "roce0", "ib_write_bw -F -n 50 -p {port}", "ib_write_bw -F -n 50 -p {port} {server}"),
 ]
 
 
@@ -268,7 +268,7 @@ def killed_program(adverb):
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
         path = os.path.join(folder, "calls.txt")
-        command = f"ib_write_bw -D 600 -p {port}"
+        command = f"ib_write_bw -F -D 600 -p {port}"
         with Process([*run(adverb, pair.device), *shlex.split(command)]) as server:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
             with Process([*run(adverb, pair.device, "--trace", path), *shlex.split(command), "127.0.0.1"]) as client:
