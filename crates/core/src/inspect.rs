@@ -269,8 +269,8 @@ pub fn is_stopped(process: u32) -> bool {
 /// How long a command that prints once waits for processes that are not stopped: a busy machine may take the processor from one for a while.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together; `patience` is for those that are
-/// stopped. The answers are in the order of the places. An error: the process is not there, is another user's and this process is not root's, or does not
+/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together, for no longer than
+/// `patience`. The answers are in the order of the places. An error: the process is not there, is another user's and this process is not root's, or does not
 /// answer in time.
 pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
     /// The number of descriptors that are open at a time.

@@ -1,5 +1,6 @@
 //! Runs the simulation of the protocols (`crates/sim`), as it is or with faults planted into a copy of the sources.
 
+use crate::cargo;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -21,7 +22,7 @@ const FRESH_S: u32 = 45;
 /// # Errors
 /// Says which step failed, and how.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), String> {
-    let program = build(root, &target(root))?;
+    let program = build(root)?;
     let status = Command::new(program).args(arguments).status().map_err(|error| error.to_string())?;
     Ok((String::new(), status.success()))
 }
@@ -31,7 +32,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), Str
 /// # Errors
 /// As [`run`].
 pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool), String> {
-    let program = build(root, &target(root))?;
+    let program = build(root)?;
     let (fixed, fresh) =
         (FIXED_SEEDS.to_string(), seconds.map_or_else(|| FRESH_S.to_string(), str::to_owned));
     let mut cases = Cases::default();
@@ -45,9 +46,8 @@ pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool)
         cases.add(name, output.status.success(), &String::from_utf8_lossy(&output.stdout));
     }
     let text = fs::read_to_string(root.join(INCAST)).map_err(|error| format!("{INCAST}: {error}"))?;
-    let table = output(Command::new(&program).arg("--incast"))?.stdout;
-    let table = String::from_utf8_lossy(&table);
-    let is_written = !table.is_empty() && text.contains(&*table);
+    let table = cargo::output(Command::new(&program).arg("--incast"))?;
+    let is_written = !table.is_empty() && text.contains(&table);
     cases.add(
         "incast_table",
         is_written,
@@ -62,12 +62,12 @@ pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool)
 /// As [`run`]; a fault that cannot be planted.
 pub(crate) fn planted(root: &Path) -> Result<(String, bool), String> {
     let text = fs::read_to_string(root.join(PLANTED)).map_err(|error| format!("{PLANTED}: {error}"))?;
-    let copy = target(root).join("planted");
+    let copy = root.join("target/planted");
     let mut cases = Cases::default();
     for fault in faults(&text)? {
         copy_sources(root, &copy)?;
         fault.plant(&copy)?;
-        let program = build(&copy, &copy.join("target"))?;
+        let program = build(&copy)?;
         let output = output(
             Command::new(program)
                 .args(["--seeds", "1000000000", "--seconds", &LIMIT_S.to_string()])
@@ -85,26 +85,11 @@ pub(crate) fn planted(root: &Path) -> Result<(String, bool), String> {
     Ok(cases.finish())
 }
 
-fn target(root: &Path) -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+fn build(root: &Path) -> Result<PathBuf, String> {
+    Ok(cargo::build_by(root, "sim", &["-p", "adverb-sim"])?.join("adverb-sim"))
 }
 
-/// A build of its own profile: optimised, but not for minutes.
-fn build(root: &Path, target: &Path) -> Result<PathBuf, String> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .current_dir(root)
-        .args(["build", "--quiet", "--release", "-p", "adverb-sim", "--target-dir"])
-        .arg(target);
-    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-    cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
-    let output = output(&mut cargo)?;
-    if !output.status.success() {
-        return Err(format!("cargo build: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    Ok(target.join("release/adverb-sim"))
-}
-
+/// What a run has said, whether it has found a failure or not.
 fn output(command: &mut Command) -> Result<Output, String> {
     command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))
 }
@@ -163,7 +148,7 @@ fn copy_sources(root: &Path, copy: &Path) -> Result<(), String> {
     write(&copy.join("Cargo.lock"), &lock)
 }
 
-/// Copies what has changed alone, so that cargo builds no more than it has to.
+/// Copies a folder. Links are followed, and those that lead nowhere are left out.
 fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to).map_err(failed)?;

@@ -4,6 +4,8 @@
 //! background thread, which watches it as it does a socket ([`adverb_core::lane_watch`]). While the background thread watches, the other side rings a doorbell.
 
 mod all;
+#[cfg(test)]
+pub(crate) mod counted;
 mod payload;
 mod waiting;
 
@@ -522,71 +524,15 @@ impl<T: Traffic> reactor::Source for Channel<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::counted::CountedRecords;
     use super::*;
     use adverb_core::engine;
-    use adverb_core::error;
-    use std::sync::atomic::AtomicUsize;
-
-    /// Takes records out, and counts them.
-    struct CountedRecords(AtomicUsize);
-
-    struct Nobody;
-
-    impl Sender for Nobody {
-        fn ring(&self) {}
-
-        fn this(&self) -> Arc<Self> {
-            Arc::new(Self)
-        }
-    }
-
-    impl Traffic for CountedRecords {
-        type Sender = Nobody;
-        type Outgoing = ();
-        type Incoming = ();
-        type Rest = ();
-        const LONGEST: usize = 64;
-
-        fn engine(&self) -> error::Result<&'static Engine> {
-            engine::engine()
-        }
-
-        fn counters(&self) -> &'static Counters {
-            static COUNTERS: OnceLock<Counters> = OnceLock::new();
-            COUNTERS.get_or_init(Counters::private)
-        }
-
-        fn take_in(channel: &Channel<Self>, consumer: &mut Consumer, (): &mut (), _: usize) -> Intake {
-            let mut intake = Intake::default();
-            while let Ok(Some(record)) = consumer.peek() {
-                record.consume();
-                channel.traffic.0.fetch_add(1, Ordering::SeqCst);
-                intake.worked = true;
-            }
-            intake
-        }
-
-        fn settle(&self, (): &mut ()) {}
-
-        fn finish(&self, (): ()) {}
-
-        fn tell(&self, _: &Connection, _: &[RawFd]) -> io::Result<()> {
-            Ok(())
-        }
-
-        fn ended(_: &Channel<Self>, _: bool) {}
-
-        fn forget(&self, (): &mut ()) {}
-
-        fn failed(_: &Channel<Self>) {}
-    }
 
     #[test]
     fn nothing_is_taken_out_before_those_who_wait_go_by_the_channel() {
         engine::install(&[adverb_core::null::FACTORY]);
         let parts = Parts::to_oneself().unwrap();
-        let channel =
-            Channel::new(CountedRecords(AtomicUsize::new(0)), ((), Box::new(())), *parts, false).unwrap();
+        let channel = Channel::new(CountedRecords::default(), ((), Box::new(())), *parts, false).unwrap();
         let taken = || channel.traffic.0.load(Ordering::SeqCst);
         let put = || {
             let mut tx = channel.tx.lock();

@@ -1,61 +1,12 @@
 //! Tests of handshakes with a process that is this one itself.
 
 use super::*;
-use crate::channel::{Intake, Sender};
+use crate::channel::counted::CountedRecords;
 use adverb_core::conformance::fixture::TEST_TIMEOUT;
-use adverb_core::counters::Counters;
-use adverb_core::engine::{self, Engine};
-use adverb_local::{Consumer, Doorbell};
+use adverb_core::engine;
+use adverb_local::Doorbell;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Instant;
-
-struct Nobody;
-
-impl Sender for Nobody {
-    fn ring(&self) {}
-
-    fn this(&self) -> Arc<Self> {
-        Arc::new(Self)
-    }
-}
-
-/// Records that nobody takes out.
-struct NoTraffic;
-
-impl Traffic for NoTraffic {
-    type Sender = Nobody;
-    type Outgoing = ();
-    type Incoming = ();
-    type Rest = ();
-    const LONGEST: usize = 64;
-
-    fn engine(&self) -> Result<&'static Engine> {
-        engine::engine()
-    }
-
-    fn counters(&self) -> &'static Counters {
-        static COUNTERS: OnceLock<Counters> = OnceLock::new();
-        COUNTERS.get_or_init(Counters::private)
-    }
-
-    fn take_in(_: &Channel<Self>, _: &mut Consumer, (): &mut (), _: usize) -> Intake {
-        Intake::default()
-    }
-
-    fn settle(&self, (): &mut ()) {}
-
-    fn finish(&self, (): ()) {}
-
-    fn tell(&self, _: &Connection, _: &[RawFd]) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn ended(_: &Channel<Self>, _: bool) {}
-
-    fn forget(&self, (): &mut ()) {}
-
-    fn failed(_: &Channel<Self>) {}
-}
 
 /// A transport that remembers whether each verdict was a channel.
 #[derive(Default)]
@@ -65,7 +16,7 @@ struct Transport {
 }
 
 impl Side for Transport {
-    type Traffic = NoTraffic;
+    type Traffic = CountedRecords;
 
     fn hub(&self) -> &Hub<Self> {
         &self.hub
@@ -79,15 +30,15 @@ impl Side for Transport {
         Some(bytes)
     }
 
-    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel<NoTraffic>>> {
-        Channel::new(NoTraffic, ((), Box::new(())), parts, false)
+    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel<CountedRecords>>> {
+        Channel::new(CountedRecords::default(), ((), Box::new(())), parts, false)
     }
 
-    fn decided(self: &Arc<Self>, _: libc::pid_t, _: &[u32], channel: Option<&Arc<Channel<NoTraffic>>>) {
+    fn decided(self: &Arc<Self>, _: libc::pid_t, _: &[u32], channel: Option<&Arc<Channel<CountedRecords>>>) {
         lock(&self.verdicts).push(channel.is_some());
     }
 
-    fn forget(&self, channel: &Channel<NoTraffic>) {
+    fn forget(&self, channel: &Channel<CountedRecords>) {
         self.hub.leave(channel, || ());
     }
 }

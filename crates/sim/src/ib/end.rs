@@ -375,7 +375,7 @@ impl End {
             && (!work.fence || requester.is_idle() || requester.runs())
     }
 
-    fn enter(&mut self, now: Duration, wire: &mut Vec<Parcel>) {
+    fn enter(&mut self, now: Duration, wire: &mut dyn FnMut(Parcel)) {
         while self.requester.has_room() && !self.requester.has_failed() {
             let Some(sequence) = self.posted.pop_front() else { break };
             let work = &self.program.works[&sequence];
@@ -388,7 +388,7 @@ impl End {
                 let Operation::Send { immediate, .. } = work.operation else { unreachable!("a Send") };
                 let acknowledged = self.responder.take_acknowledgement();
                 let (data, solicited) = (work.data.clone(), work.solicited);
-                wire.push(Parcel::Straight(Straight { number, data, immediate, solicited, acknowledged }));
+                wire(Parcel::Straight(Straight { number, data, immediate, solicited, acknowledged }));
                 continue;
             }
             let request = work.request(sequence);
@@ -397,8 +397,8 @@ impl End {
         }
     }
 
-    /// Enters requests and sends what may be sent.
-    pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut Vec<Parcel>) {
+    /// Enters requests, and gives all parcels that may leave to `wire`.
+    pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut dyn FnMut(Parcel)) {
         let mut buffer = [0; MAX_HEADER];
         loop {
             self.enter(now, wire);
@@ -413,7 +413,7 @@ impl End {
             }
             packet.resize(packet.len() + outbound.pad + ICRC_LEN, 0);
             assert_eq!(packet.len(), outbound.wire_len());
-            wire.push(Parcel::Packet(packet));
+            wire(Parcel::Packet(packet));
             self.repeated += usize::from(outbound.repeated);
             if outbound.finished {
                 self.program.complete(outbound.sequence, CompletionStatus::Success);
@@ -433,7 +433,11 @@ impl End {
             }
         };
         if due && self.is_near && random.chance(2) {
-            wire.extend(self.responder.take_acknowledgement().map(Parcel::Acknowledgement));
+            self.responder
+                .take_acknowledgement()
+                .map(Parcel::Acknowledgement)
+                .into_iter()
+                .for_each(&mut *wire);
             self.acknowledge_at = None;
         }
         while let Some(reply) = due.then(|| self.responder.poll_transmit(&mut buffer)).flatten() {
@@ -454,7 +458,7 @@ impl End {
             }
             packet.resize(packet.len() + reply.pad + ICRC_LEN, 0);
             assert_eq!(packet.len(), reply.wire_len());
-            wire.push(Parcel::Packet(packet));
+            wire(Parcel::Packet(packet));
             self.acknowledge_at = None;
             if !self.responder.keeps() {
                 self.program.kept.clear();

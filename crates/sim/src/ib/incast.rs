@@ -1,7 +1,6 @@
 //! Incast: many queue pairs write to one host at once, whose link and buffer they share.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use adverb_proto::ib::{Access, CompletionStatus, Operation, Service};
@@ -45,8 +44,7 @@ enum Event {
 
 struct Incast {
     pairs: Vec<[End; 2]>,
-    agenda: BinaryHeap<Reverse<(Duration, u64)>>,
-    events: Vec<Option<Event>>,
+    agenda: Agenda,
     now: Duration,
     /// When the link has carried everything that waits.
     link_until: Duration,
@@ -54,35 +52,44 @@ struct Incast {
     dropped: u64,
 }
 
-impl Incast {
-    fn plan(&mut self, at: Duration, event: Event) {
-        self.agenda.push(Reverse((at, self.events.len() as u64)));
-        self.events.push(Some(event));
-    }
+/// Events to come: by time, and in the order in which they were planned.
+#[derive(Default)]
+struct Agenda {
+    events: BTreeMap<(Duration, u64), Event>,
+    planned: u64,
+}
 
-    /// Sends what an end has to send.
+impl Agenda {
+    fn plan(&mut self, at: Duration, event: Event) {
+        self.events.insert((at, self.planned), event);
+        self.planned += 1;
+    }
+}
+
+impl Incast {
+    /// Sends what an end has to send. A packet that finds no room is gone at once: there may be millions.
     fn transmit(&mut self, pair: usize, side: usize, random: &mut Random) {
-        let mut packets = Vec::new();
-        self.pairs[pair][side].transmit(self.now, random, &mut packets);
-        for parcel in packets {
+        let Self { pairs, agenda, now, link_until, packets, dropped } = self;
+        let now = *now;
+        pairs[pair][side].transmit(now, random, &mut |parcel| {
             let Parcel::Packet(packet) = &parcel else { unreachable!("the ends are on different hosts") };
             // The way back is free.
-            let mut at = self.now + TRIP;
+            let mut at = now + TRIP;
             if side == 0 {
-                self.packets += 1;
-                let waiting = self.link_until.saturating_sub(self.now).as_secs_f64() * 1e6 * BYTES_PER_US;
+                *packets += 1;
+                let waiting = link_until.saturating_sub(now).as_secs_f64() * 1e6 * BYTES_PER_US;
                 if waiting as usize + packet.len() > BUFFER {
-                    self.dropped += 1;
-                    continue;
+                    *dropped += 1;
+                    return;
                 }
                 let takes = Duration::from_secs_f64(packet.len() as f64 / BYTES_PER_US / 1e6);
-                self.link_until = self.link_until.max(self.now) + takes;
-                at = self.link_until + TRIP;
+                *link_until = (*link_until).max(now) + takes;
+                at = *link_until + TRIP;
             }
-            self.plan(at, Event::Arrival { pair, side: 1 - side, parcel });
-        }
-        if let Some(deadline) = self.pairs[pair][side].deadline() {
-            self.plan(deadline.max(self.now + Duration::from_nanos(1)), Event::Timer { pair, side });
+            agenda.plan(at, Event::Arrival { pair, side: 1 - side, parcel });
+        });
+        if let Some(deadline) = pairs[pair][side].deadline() {
+            agenda.plan(deadline.max(now + Duration::from_nanos(1)), Event::Timer { pair, side });
         }
     }
 }
@@ -115,8 +122,7 @@ pub(crate) fn run(pairs: usize, writes: usize, has_window: bool, seed: u64) -> I
     };
     let mut incast = Incast {
         pairs: (0..pairs).map(|_| new_pair(&mut random)).collect(),
-        agenda: BinaryHeap::new(),
-        events: Vec::new(),
+        agenda: Agenda::default(),
         now: Duration::ZERO,
         link_until: Duration::ZERO,
         packets: 0,
@@ -125,12 +131,11 @@ pub(crate) fn run(pairs: usize, writes: usize, has_window: bool, seed: u64) -> I
     // They begin within 100 µs.
     for pair in 0..pairs {
         let at = Duration::from_nanos(random.next() % 100_000);
-        incast.plan(at, Event::Timer { pair, side: 0 });
+        incast.agenda.plan(at, Event::Timer { pair, side: 0 });
     }
     let (mut first, mut last) = (None, Duration::ZERO);
     let mut is_done = vec![false; pairs];
-    while let Some(Reverse((at, number))) = incast.agenda.pop() {
-        let Some(event) = incast.events[number as usize].take() else { continue };
+    while let Some(((at, _), event)) = incast.agenda.events.pop_first() {
         if at > LIMIT {
             break;
         }

@@ -8,7 +8,7 @@ use super::end::{self, SendWork};
 use super::pair::{
     BASE, COUNTERS, Faults, Outage, PRIVATE, QueuePairs, READABLE, Span, WRITABLE, load, options,
 };
-use super::scenario::judge;
+use super::scenario::{run_reliable, run_unreliable};
 use crate::Random;
 
 /// Prints the seed if a test fails with it.
@@ -48,10 +48,9 @@ fn reliable(service: Service, faults: Faults, random: &mut Random) -> QueuePairs
     let mut pair = QueuePairs::new(options(service, random), faults, random);
     let count = 4 + random.below(24);
     let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
-    pair.run_with(random, |pair| pair.check(&expected));
-    for (side, expected) in expected.iter().enumerate() {
-        judge(&pair, side, count, expected);
-        let completions = &pair.ends[side].program.completions;
+    run_reliable(&mut pair, &expected, count, random);
+    for end in &pair.ends {
+        let completions = &end.program.completions;
         assert_eq!(completions.last().map(|(_, status, _)| *status), Some(CompletionStatus::Success));
     }
     pair
@@ -62,7 +61,7 @@ fn unreliable(faults: Faults, random: &mut Random) {
     let mut pair = QueuePairs::new(options(Service::Uc, random), faults, random);
     let count = 4 + random.below(24);
     let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
-    pair.expect_whole_messages(expected, count, random);
+    run_unreliable(&mut pair, &expected, count, random);
 }
 
 // IB-RC-RSP-49
