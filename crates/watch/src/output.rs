@@ -1,7 +1,8 @@
 //! The file of a trace: whole lines, gathered in memory of the process and written by the thread that fills it, or by one that looks after the rest.
 //!
 //! A line that comes [`LATE`] after the file was written last is written at once, so that a program that is killed or stuck has its last calls in the
-//! file; in between, many lines make one system call. Of a program that is killed at most the lines of [`LATE`] are missing, and none is cut.
+//! file; in between, many lines make one system call. Of a program that is killed at most the lines of [`LATE`] are missing. Its last line may be cut:
+//! a kernel that kills a thread amid `write` ends the copy where a page of the file ends.
 
 use crate::requests::Requests;
 use crate::setting::{Format, Target};
