@@ -112,11 +112,11 @@ impl Keys {
         let Some(slot) = self.slot(old) else { return Err("there is no such window") };
         self.invalidate(old);
         windows.release(index);
-        let Some(entry) = entry else { return Ok(BindOutcome::Bound) };
         // A lender waits for nobody when it takes back what it has lent, so this holds the lock for a moment.
         if self.is_used_still(slot) {
             return Ok(BindOutcome::InUse);
         }
+        let Some(entry) = entry else { return Ok(BindOutcome::Bound) };
         *windows.bound.entry(bind.region).or_default() += 1;
         if let Some(window) = windows.all.get_mut(&index) {
             (window.key, window.region) = (bind.key, Some(bind.region));
@@ -320,7 +320,9 @@ mod tests {
         assert_eq!(binds(window), BindOutcome::Bound);
         let span = keys.open_for_peer(window, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok();
         assert!(span.is_some());
+        let nothing = Bind { length: 0, ..bind(window ^ 1, region) };
         for _ in 0..3 {
+            assert_eq!(keys.bind(DOMAIN, PAIR, &nothing).unwrap(), BindOutcome::InUse);
             assert_eq!(binds(window ^ 1), BindOutcome::InUse);
             assert!(!opens(&keys, window) && !opens(&keys, window ^ 1));
         }

@@ -35,7 +35,6 @@ impl ExtendedTarget {
     }
 
     pub(super) fn hashed(table: &Arc<IndirectionTable>, hash: Hash) -> Self {
-        table.users().enter();
         Self::from(From::Table(table.clone(), hash))
     }
 
@@ -48,6 +47,13 @@ impl ExtendedTarget {
         match &self.from {
             From::Domain(domain) => Some(domain),
             From::Table(..) => None,
+        }
+    }
+
+    /// The queue pair is made: its table of work queues has a user more.
+    pub(super) fn begin(&self) {
+        if let From::Table(table, _) = &self.from {
+            table.users().enter();
         }
     }
 

@@ -161,7 +161,7 @@ impl QueuePair {
             signal_all: false,
         };
         let extended = ExtendedTarget::hashed(table, hash);
-        Self::build(domain, options, Some(extended), &None).inspect_err(|_| table.users().leave())
+        Self::build(domain, options, Some(extended), &None)
     }
 
     /// Adds a handle of a target queue pair: an object that `cookie` names, and that was made or opened with `xrc_domain`.
@@ -246,6 +246,9 @@ impl QueuePair {
         }
         if let Some(srq) = queues.shared_receive_queue() {
             srq.users().enter();
+        }
+        if let Receives::Extended(extended) = &queues.receives {
+            extended.begin();
         }
         domain.users().enter();
         queues.counters.queue_pairs.add(1);
