@@ -60,18 +60,39 @@ mod tests {
     use super::super::{Connection, Listener, Owner, accept, name};
     use super::*;
     use crate::conformance::fixture::in_a_child;
+    use std::process::Command;
 
     const NOBODY: libc::uid_t = 65_534;
 
-    /// Only root can become what a program with more rights than its user is. `act` gets the result of `become_it`: a namespace may lack the user.
-    fn as_root(become_it: impl FnOnce() -> libc::c_int, act: impl FnOnce()) {
-        if own_user() == Some(0) {
-            in_a_child(|| {
-                if become_it() == 0 {
-                    act();
-                }
-            });
+    /// Runs the test as root: truly, or in a user namespace with the IDs that its user has been given.
+    fn as_root(test: &str, run: impl FnOnce()) {
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } == 0 {
+            return run();
         }
+        let test = format!("seqpacket::user::tests::{test}");
+        let own = std::env::current_exe().unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--map-auto"]).arg(own).args([
+            "--exact",
+            &test,
+            "--nocapture",
+        ]);
+        let output = command.output().expect("unshare of util-linux");
+        let said =
+            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "needed: root, or subordinate IDs (/etc/subuid)\n{said}"
+        );
+    }
+
+    /// Only root can become what a program with more rights than its user is.
+    fn in_a_child_that_is(become_it: impl FnOnce() -> libc::c_int, act: impl FnOnce()) {
+        in_a_child(|| {
+            assert_eq!(become_it(), 0, "{}", std::io::Error::last_os_error());
+            act();
+        });
     }
 
     fn set_users(real: libc::uid_t, effective: libc::uid_t, saved: libc::uid_t) -> libc::c_int {
@@ -101,57 +122,65 @@ mod tests {
 
     #[test]
     fn a_process_of_several_users_trusts_nobody() {
-        for [real, effective, saved] in [[NOBODY, 0, 0], [0, NOBODY, 0], [NOBODY, NOBODY, 0]] {
-            as_root(
-                || set_users(real, effective, saved),
-                || {
-                    set_dumpable(true);
-                    assert_eq!((user(false), user(true)), (None, None));
-                },
-            );
-        }
+        as_root("a_process_of_several_users_trusts_nobody", || {
+            for [real, effective, saved] in [[NOBODY, 0, 0], [0, NOBODY, 0], [NOBODY, NOBODY, 0]] {
+                in_a_child_that_is(
+                    || set_users(real, effective, saved),
+                    || {
+                        set_dumpable(true);
+                        assert_eq!((user(false), user(true)), (None, None));
+                    },
+                );
+            }
+        });
     }
 
     /// A program may say at any time that its user may look at its memory.
     #[test]
     fn a_dumpable_program_with_capabilities_or_a_group_of_its_file_trusts_nobody() {
-        let has_caps = || {
-            // SAFETY: plain numbers.
-            unsafe {
-                if libc::setresgid(NOBODY, NOBODY, NOBODY) != 0 {
-                    return -1;
+        as_root("a_dumpable_program_with_capabilities_or_a_group_of_its_file_trusts_nobody", || {
+            let has_caps = || {
+                // SAFETY: plain numbers.
+                unsafe {
+                    if libc::setresgid(NOBODY, NOBODY, NOBODY) != 0 {
+                        return -1;
+                    }
+                    libc::prctl(
+                        libc::PR_SET_KEEPCAPS,
+                        1 as libc::c_ulong,
+                        0 as libc::c_ulong,
+                        0 as libc::c_ulong,
+                        0 as libc::c_ulong,
+                    );
                 }
-                libc::prctl(
-                    libc::PR_SET_KEEPCAPS,
-                    1 as libc::c_ulong,
-                    0 as libc::c_ulong,
-                    0 as libc::c_ulong,
-                    0 as libc::c_ulong,
-                );
-            }
-            set_users(NOBODY, NOBODY, NOBODY)
-        };
-        let drop_all = || {
-            let (head, none) = ([0x2008_0522u32, 0], [[0u32; 3]; 2]);
-            // SAFETY: structures of such words.
-            assert_eq!(unsafe { libc::syscall(libc::SYS_capset, head.as_ptr(), none.as_ptr()) }, 0);
-        };
-        as_root(has_caps, || {
-            set_dumpable(true);
-            assert!(permitted() != 0);
-            assert_eq!(user(true), None);
-            drop_all();
-            assert_eq!(user(true), Some(NOBODY), "it has given them up for good");
-            set_dumpable(false);
-            assert_eq!(user(true), None);
-        });
-        let has_group = || {
-            // SAFETY: plain numbers.
-            if unsafe { libc::setresgid(NOBODY, 0, 0) } != 0 { -1 } else { set_users(NOBODY, NOBODY, NOBODY) }
-        };
-        as_root(has_group, || {
-            set_dumpable(true);
-            assert_eq!(user(true), None);
+                set_users(NOBODY, NOBODY, NOBODY)
+            };
+            let drop_all = || {
+                let (head, none) = ([0x2008_0522u32, 0], [[0u32; 3]; 2]);
+                // SAFETY: structures of such words.
+                assert_eq!(unsafe { libc::syscall(libc::SYS_capset, head.as_ptr(), none.as_ptr()) }, 0);
+            };
+            in_a_child_that_is(has_caps, || {
+                set_dumpable(true);
+                assert!(permitted() != 0);
+                assert_eq!(user(true), None);
+                drop_all();
+                assert_eq!(user(true), Some(NOBODY), "it has given them up for good");
+                set_dumpable(false);
+                assert_eq!(user(true), None);
+            });
+            let has_group = || {
+                // SAFETY: plain numbers.
+                if unsafe { libc::setresgid(NOBODY, 0, 0) } != 0 {
+                    -1
+                } else {
+                    set_users(NOBODY, NOBODY, NOBODY)
+                }
+            };
+            in_a_child_that_is(has_group, || {
+                set_dumpable(true);
+                assert_eq!(user(true), None);
+            });
         });
     }
 
@@ -168,6 +197,11 @@ mod tests {
             (here.owner(), along.is_same_user)
         };
         assert_eq!(owners("plain"), (Owner::Ourselves, true));
-        as_root(|| set_users(NOBODY, 0, 0), || assert_eq!(owners("setuid"), (Owner::Root, false)));
+        as_root("a_setuid_program_does_not_even_trust_itself", || {
+            in_a_child_that_is(
+                || set_users(NOBODY, 0, 0),
+                || assert_eq!(owners("setuid"), (Owner::Root, false)),
+            );
+        });
     }
 }
