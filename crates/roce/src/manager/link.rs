@@ -98,7 +98,7 @@ impl Link {
 
     /// The last event but the end of the timed wait; there is one at most.
     pub(super) fn finish(&self, event: ConnectionEvent) {
-        if !self.ended.swap(true, Ordering::AcqRel) {
+        if !self.ended.swap(true, Ordering::SeqCst) {
             self.strike_out();
             if matches!(event, ConnectionEvent::Disconnected) {
                 self.take_in();
@@ -126,13 +126,17 @@ impl Link {
             scope: self.peer.scope,
         };
         if let Some(place) = record.note(&entry) {
-            self.place.store(place, Ordering::Release);
+            self.place.store(place, Ordering::SeqCst);
+            // A thread that has ended the connection meanwhile may have looked for the place before it was there.
+            if self.ended.load(Ordering::SeqCst) {
+                self.strike_out();
+            }
         }
     }
 
     /// The connection has ended: nobody need say so in our name.
     pub(super) fn strike_out(&self) {
-        let place = self.place.swap(UNWRITTEN, Ordering::AcqRel);
+        let place = self.place.swap(UNWRITTEN, Ordering::SeqCst);
         if let (Some(record), true) = (Record::inherited(), place != UNWRITTEN) {
             record.forget(place);
         }
@@ -347,7 +351,7 @@ impl Drop for Handle {
     // IB-CM-48
     fn drop(&mut self) {
         let link = &self.link;
-        link.ended.store(true, Ordering::Release);
+        link.ended.store(true, Ordering::SeqCst);
         if link.is_established() {
             link.fail_queue_pair();
         }
