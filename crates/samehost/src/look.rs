@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, RwLockReadGuard};
 use std::time::Duration;
 
 /// How long a look may take: as long as a thread may get no processor on a busy machine. After that the memory counts as one that cannot be read.
-const LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(5);
 /// Processes at which threads look at the same time, one thread each. A thread that gets no answer stays until the other process ends.
 const MOST_THREADS: usize = 256;
 /// Looks that wait for the thread that looks at the same process.

@@ -26,7 +26,7 @@ const QUESTION: u8 = 1;
 const ANSWER: u8 = 2;
 
 /// How long an answer is waited for; until then, and without one, the connection goes by TCP.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A question for the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One that is stopped would not answer by the
 /// network either.
-const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Initiator<S: Side> {
