@@ -253,7 +253,7 @@ impl ConnectionRequest {
         let begun = PrivateDataLimits::check(&options.private_data, limits.accept);
         let begun = begun.map_err(Error::from).and_then(|()| {
             let parameters = options.parameters(&self.context, Some(asked))?;
-            let progress = Progress::begin(&self.context)?;
+            let progress = Progress::begin(&self.context, true)?;
             let sink = progress.clone();
             let data = &options.private_data;
             Ok((self.request.accept(queue_pair.core(), parameters, data, sink)?, progress))

@@ -40,8 +40,11 @@ struct Progress {
 struct ConnectionReport {
     /// The peer's private data, or why there is no connection.
     answer: Option<Result<Vec<u8>, ConnectError>>,
-    /// An established connection has ended.
+    /// The connection has ended.
     ended: bool,
+    /// This side has accepted the peer's request. The peer learns of that before it ends the connection: the connection has stood, though its own word of
+    /// that may be lost.
+    accepts: bool,
     /// This side has asked for the end, before there was one.
     by_us: bool,
     /// A thread of the engine has failed.
@@ -51,8 +54,13 @@ struct ConnectionReport {
 impl ConnectionReport {
     /// The peer's answer, or why there is no connection. Once.
     fn outcome(&mut self) -> Option<Result<Vec<u8>, ConnectError>> {
-        let closed = || ConnectError::from_status("the peer closed the connection at once", libc::ECONNRESET);
-        self.answer.take().or_else(|| self.ended.then(|| Err(closed())))
+        let closed = || match self.accepts {
+            true => Ok(Vec::new()),
+            false => {
+                Err(ConnectError::from_status("the peer closed the connection at once", libc::ECONNRESET))
+            }
+        };
+        self.answer.take().or_else(|| self.ended.then(closed))
     }
 }
 
@@ -139,9 +147,10 @@ impl Progress {
         self.descriptor.get().ok_or_else(|| Error::invalid("there is no descriptor"))
     }
 
-    /// The progress of a new connection on a device of `context`.
-    fn begin(context: &Context) -> Result<Arc<Self>> {
+    /// The progress of a new connection on a device of `context`, for which the peer has asked (`accepts`) or this side asks.
+    fn begin(context: &Context, accepts: bool) -> Result<Arc<Self>> {
         let progress = Arc::new(Self::default());
+        progress.lock().accepts = accepts;
         let concerned: Weak<Self> = Arc::downgrade(&progress);
         context.0.engine().failure.concerns(concerned)?;
         Ok(progress)
@@ -542,7 +551,25 @@ impl QueuePair {
             parameters: options.parameters(context, None)?,
             private_data: &options.private_data,
         };
-        let progress = Progress::begin(context)?;
+        let progress = Progress::begin(context, false)?;
         Ok((backend.connect(self.core(), request, progress.clone())?, progress))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server with RoCE: the client's word that the connection stands is lost, and the client ends the connection at once.
+    #[test]
+    fn an_accepted_connection_that_ends_at_once_has_stood() {
+        for accepts in [true, false] {
+            let progress = Progress::default();
+            progress.lock().accepts = accepts;
+            assert!(progress.outcome().is_none());
+            progress.event(ConnectionEvent::Disconnected);
+            assert_eq!(progress.outcome().expect("it has ended").is_ok(), accepts);
+            assert!(progress.lock().ended);
+        }
     }
 }
