@@ -288,6 +288,32 @@ def killed_program(adverb):
         return f"{len(found)} whole lines"
 
 
+def small_files(adverb):
+    """A limit on the size of files ends no run: neither the command nor the program makes a larger one."""
+    said = subprocess.run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *run(adverb, "roce0"), "ibv_devinfo"], capture_output=True, text=True, timeout=LIMIT_S)
+    if said.returncode or "roce0" not in said.stdout:
+        raise Failed(f"status {said.returncode}: {said.stdout}{said.stderr}")
+    return "the device is there"
+
+
+def page_in_place(adverb):
+    """A page that would take the place of the trace is refused, and the trace stays."""
+    with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
+        path, link = os.path.join(folder, "calls.jsonl"), os.path.join(folder, "link.html")
+        subprocess.run([*run(adverb, "roce0", "--trace", path), "ibv_devinfo"], check=True, timeout=LIMIT_S, stdout=subprocess.DEVNULL)
+        os.symlink(path, link)
+        with open(path) as file:
+            before = file.read()
+        for output in (path, link):
+            said = subprocess.run([adverb, "trace", "view", path, "-o", output], capture_output=True, text=True, timeout=LIMIT_S)
+            if said.returncode == 0 or "one of the files that are read" not in said.stderr:
+                raise Failed(f"status {said.returncode}: {said.stderr}")
+        with open(path) as file:
+            if not before or file.read() != before:
+                raise Failed("the trace has changed")
+        return "refused"
+
+
 # What watch.c does, and how it ends.
 BESIDES = [("fork", 0), ("exit", 3), ("limit", 0), ("turns", 0), ("killed", 128 + signal.SIGKILL)]
 
@@ -454,6 +480,8 @@ def tests(adverb):
         ("full_disk", full_disk),
         ("log_on_full_disk", log_on_full_disk),
         ("killed_program", killed_program),
+        ("small_files", small_files),
+        ("page_in_place", page_in_place),
         ("flush_follows", flush_follows),
         ("allocations", allocations),
         ("event", event),

@@ -10,6 +10,7 @@ mod watch;
 
 pub use watch::Watch;
 
+use adverb_core::descriptor::set_length;
 use adverb_core::{random, setting};
 use std::ffi::CStr;
 use std::io;
@@ -81,10 +82,10 @@ impl Record {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: our descriptor.
-        if unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: it is fresh, and closed if a step below fails.
+        let memory = unsafe { OwnedFd::from_raw_fd(fd) };
+        // A limit on the size of files may forbid it.
+        set_length(fd, size_of::<Page>()).map_err(|error| io::Error::other(error.to_string()))?;
         // A process that inherits it, also of another user, cannot cut it short while others look at its bytes.
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: our descriptor.
@@ -97,9 +98,10 @@ impl Record {
             return Err(io::Error::last_os_error());
         }
         let value = format!("{fd},{}", there.as_raw_fd());
-        // This end stays open in the parent, so that children can inherit it at any time.
-        let _ = there.into_raw_fd();
-        Ok((value, Watch::new(Self::map(fd)?, here)?))
+        let watch = Watch::new(Self::map(fd)?, here)?;
+        // Both stay open in the parent, so that children can inherit them at any time.
+        let _ = (memory.into_raw_fd(), there.into_raw_fd());
+        Ok((value, watch))
     }
 
     /// The environment variable that names it to a program.
