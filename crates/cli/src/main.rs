@@ -62,7 +62,7 @@ Examples:
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
   adverb run --trace calls.txt -- ibv_devinfo   every call of verbs and rdma_cm, with arguments
   adverb run --fault ibv_reg_mr:ENOMEM@3 -- rping -s   the third ibv_reg_mr fails
-  adverb run --check -- ibv_rc_pingpong         mistakes in the use of verbs, with their remedies
+  adverb run --check -- ibv_rc_pingpong -g 0    mistakes in the use of verbs, with their remedies
   adverb run --with-host-devices -- ibv_devices beside the host's own devices
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done

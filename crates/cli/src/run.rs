@@ -28,7 +28,7 @@ Examples:
   adverb run --device iwarp0 -- ib_write_lat -R -a 192.168.0.2
   adverb run --rsockets -- redis-server --save ''
   adverb run --log info --pcap /tmp/rping.pcapng -- rping -c -a 127.0.0.1 -C 1
-  adverb run --trace calls.txt -- ibv_rc_pingpong
+  adverb run --trace calls.txt -- ibv_rc_pingpong -g 0
   adverb run --fault completion:RETRY_EXC_ERR@10 -- ib_write_bw 192.168.0.2
   adverb run --check --check-exit 3 -- ./program
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]

@@ -83,6 +83,11 @@ impl TraceOptions {
                 .map_err(|error| Failure::own(format!("--trace {file}: cannot be written: {error}")))?;
         }
         let (only, size) = (self.trace_only.clone(), self.trace_size);
+        if only.as_deref().is_some_and(|only| only.split(',').all(|name| name.trim().is_empty())) {
+            return Err(Failure::own(
+                "--trace-only names nothing: it takes a comma list of calls, or packets",
+            ));
+        }
         Ok(Some(Trace { target, only, size, since: clock::device() }))
     }
 }
@@ -204,6 +209,7 @@ fn format_of(name: &str) -> Result<Option<Format>, String> {
             Err(format!("{name}: only a run writes a ring; a result is .txt, .jsonl or .json"))
         }
         (_, "html" | "htm") => Err(format!("{name}: adverb trace view makes a page")),
+        (Format::Text, "txt") => Ok(Some(Format::Text)),
         (Format::Text, _) => Ok(None),
         (format, _) => Ok(Some(format)),
     }

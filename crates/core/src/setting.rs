@@ -120,10 +120,10 @@ pub static SETTINGS: [Setting; 17] = [
     },
     Setting {
         name: "ADVERB_CHECK",
-        form: "on|off",
+        form: "on|off|PROFILE",
         meaning: "look for mistakes in the use of verbs and rdma_cm (--check sets it; adverb check list has all)",
         default: "off",
-        allowed: "on or off",
+        allowed: "on, off, or a profile: mlx5, efa, rxe, siw, strict",
         is_known: |text, _| list(text).next().is_some(),
     },
     Setting {

@@ -352,7 +352,7 @@ extern "C" fn at_exit() {
         match counted.struck() {
             0 => log!(
                 Warn,
-                "faults: rule {}, {text}, has never struck; {} that came: {came}",
+                "faults: rule {}, {text}, has never struck; {} so far: {came}",
                 place + 1,
                 counted.rule.subject.noun()
             ),

@@ -39,7 +39,7 @@ pub(super) fn merge(sources: Vec<Source>) -> Result<MergedTrace, String> {
         };
         let place = sources.iter().position(is_vague).unwrap_or(0) + 1;
         return Err(format!(
-            "file {place} of {} does not say from when its times count: it was put together before, or is of an older adverb",
+            "file {place} of {} does not say from when its times count: it is no trace, was put together before, or is of an older adverb",
             sources.len()
         ));
     }

@@ -201,7 +201,7 @@ fn stages(body: &mut String, trace: &Trace) {
     }
     body.push_str("<h2>Stages, from the post to the poll</h2>\n");
     if groups.is_empty() {
-        body.push_str("<p class=\"note\">No packets of a request are in this trace: requests in memory that two processes share need none.</p>\n");
+        body.push_str("<p class=\"note\">This trace joins no packets to requests. Requests in memory that two processes share need none; and a .json trace does not say whose a packet is, as .jsonl and .ring do.</p>\n");
         return;
     }
     let head = ["process", "queue pair", "operation", "stage", "requests", "least", "median", "99 %", "most"];

@@ -155,7 +155,7 @@ impl Trace {
     pub(super) fn of(source: &Source) -> Result<Self, String> {
         if source.format == Format::Text {
             return Err(
-                "lines of text have no parts: trace into a file that ends with .jsonl or .json".to_owned()
+                "a page is made of .ring, .jsonl and .json alone: trace into a file that ends so".to_owned()
             );
         }
         let mut trace = Self { missing: source.missing, ..Self::default() };

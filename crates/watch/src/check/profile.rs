@@ -298,8 +298,7 @@ impl Profile {
     /// What adapters of the profile lack for a queue pair that the program itself leads to its peer, by an address.
     pub(super) fn connection(&self) -> Option<String> {
         // Linux, siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
-        (!self.takes_addresses)
-            .then(|| self.lacks("an address vector: there, rdma_cm alone connects queue pairs"))
+        (!self.takes_addresses).then(|| format!("{}: connect by rdma_cm", self.lacks("an address vector")))
     }
 
     /// What adapters of the profile lack for memory windows.

@@ -174,7 +174,7 @@ impl Faults {
                 say(match what {
                     OfDevice::PortDown => "the port is down",
                     OfDevice::GidRemoved(_) | OfDevice::GidAdded(_) | OfDevice::GidChanged(..) => {
-                        "the addresses of the host are others"
+                        "the table of GIDs is as the rule says"
                     }
                     OfDevice::Speed(_) => "the speed of the link is another",
                     OfDevice::Fatal => "the device has failed",

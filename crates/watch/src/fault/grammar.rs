@@ -127,7 +127,7 @@ impl Subject {
             Self::Calls { .. } => "calls",
             Self::Completion { .. } => "completions",
             Self::Wire { .. } => "packets",
-            Self::Event(_) | Self::Device(_) | Self::Peer(_) => "instants",
+            Self::Event(_) | Self::Device(_) | Self::Peer(_) => "times at which it was due",
         }
     }
 
@@ -260,7 +260,10 @@ fn rule(text: &str) -> Result<Rule, Wrong> {
     };
     let of = options.end()?;
     if let Some(place) = when.find(':') {
-        return wrong(end + place, "options, as :opcode=SEND, stand before the signs @ and %");
+        return wrong(
+            end + place,
+            "options, as :opcode=SEND, stand before the signs @ and %, and the next rule behind a comma",
+        );
     }
     let when = when::parse(when, subject.wants()).map_err(|why| Wrong { at: end, why })?;
     Ok(Rule { text: text.to_owned(), at: 0, subject, of, when })
