@@ -76,7 +76,7 @@ open("/nowhere/at/all")
 
 # The system's own files. Counters and times that change by themselves are left out, and the devices of RDMA that the machine may have.
 SYSTEM = r"""
-find /sys/class -maxdepth 2 -not -path '*infiniband*' | sort; ls -l /sys/class /sys/class/net/ /sys/bus /sys/bus/pci/ /sys/bus/pci/devices/ /dev | grep -v 'infiniband\| shm$\| mqueue$' | sed 's/[A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]*//'
+find /sys/class -maxdepth 2 -not -path '*infiniband*' | sort; ls -l /sys/class /sys/class/net/ /sys/bus /sys/bus/pci/ /sys/bus/pci/devices/ /dev | grep -v 'infiniband\| shm$\| mqueue$' | sed 's/[A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]*//; s/  */ /g'
 ls -lR --time-style=+ /sys/class/net/lo/ /sys/devices/system /sys/bus/pci/devices/ | sort; cd /sys/class/net && ls -d ../../devices/virtual/net && readlink -f lo/../.. && cat lo/../lo/mtu
 stat -f -c '%n %T' /sys /sys/class/net /dev /proc/self / /nowhere; df --output=fstype,target /sys /dev; stat -f -c %T - < /proc/self/status
 cat /sys/devices/system/cpu/online /sys/class/net/*/address; cd /sys/bus/pci/devices 2>/dev/null && for d in *; do cat "$d/class" "$d/vendor"; done; cd /sys/devices && /bin/pwd; ls ..
