@@ -1,8 +1,10 @@
 //! A memory barrier of which one side pays nothing.
 //!
-//! Two threads each store a word and then look at the other's word. At least one is to see the other's store, and for that both need a full fence between
-//! store and look. Where one thread comes time and again and the other seldom, the seldom one pays for both. [`heavy`] has the kernel make every running
-//! thread of the process pass a full barrier (membarrier(2)). The frequent thread only keeps the compiler from changing the order ([`light`]).
+//! Two threads each store a word and then look at the other's word. At least one is to see the other's store,
+//! and for that both need a full fence between store and look. If one thread runs often and the other rarely,
+//! the rare one pays for both fences. [`heavy`] has the kernel make every running thread of the process pass
+//! a full barrier (membarrier(2)). The frequent thread only keeps the compiler from changing the order
+//! ([`light`]).
 
 use crate::sync::{fence, light_fence};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -136,8 +136,8 @@ impl Gathering {
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
-        // Looks in vain are counted on from one run of the timer to the next, unless there was a visit. So a program that posts now and then, and does not
-        // poll, is found out.
+        // A new run of the timer keeps the count of empty looks, unless there was a visit. So the engine
+        // recognises a program that posts rarely and never polls.
         if self.seen.swap(visits, Ordering::Relaxed) != visits {
             self.vain.store(0, Ordering::Relaxed);
         }

@@ -61,9 +61,10 @@ impl WorkNote {
     }
 }
 
-/// A note as [`WorkNote`], for a lock whose holder comes time and again, and other threads seldom. One of these finds the lock taken, stores the note,
-/// and tries the lock once more. The holder lets the lock go and then looks at the note. So the thread gets the lock, or the holder finds the note.
-/// This takes a fence between store and look, and the other thread alone pays for it (`crate::barrier`).
+/// A note as [`WorkNote`], for a lock that one thread takes often and others rarely. One of the others finds
+/// the lock taken, stores the note, and tries the lock once more. The holder lets the lock go and then looks
+/// at the note. So the thread gets the lock, or the holder finds the note. This takes a fence between store
+/// and look, and the other thread alone pays for it (`crate::barrier`).
 #[derive(Default)]
 pub struct RareWorkNote(AtomicBool);
 

@@ -16,10 +16,10 @@ pub struct End<'a> {
     pub send: &'a (dyn Fn() + Sync),
 }
 
-/// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread
-/// that wakes runs first.
+/// After so many polls that find nothing, the polling thread sleeps for a moment. On a busy machine a thread
+/// that yields waits for the slices of all others; a thread that wakes runs first.
 const POLLS: u32 = 50;
-/// How long the polling thread sleeps after [`POLLS`] polls in vain.
+/// How long the polling thread sleeps after [`POLLS`] polls that find nothing.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// The next completion; none if the other thread has failed.

@@ -36,7 +36,7 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const MW_BIND = 1 << 4;
-        /// Remote addresses count from zero instead of from the virtual address.
+        /// Zero-based: remote addresses are offsets from the first byte, not virtual addresses.
         const ZERO_BASED = 1 << 5;
         /// Pages are not pinned. No pages ever are here, so this changes nothing.
         const ON_DEMAND = 1 << 6;
@@ -251,7 +251,7 @@ impl Keys {
         }
     }
 
-    /// Whether a thread is using a slot. What is lent of it is taken back first. Does not wait.
+    /// Whether a thread is using a slot. Recalls loans of the slot first. Does not wait.
     pub(super) fn is_used_still(&self, slot: &Slot) -> bool {
         if slot.is_used() {
             self.recall(slot);
@@ -471,8 +471,8 @@ impl Keys {
         self.slot(key).is_some_and(Slot::is_used)
     }
 
-    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`. No use of its bytes begins from now on; [`Keys::has_uses_left`] says
-    /// when those of before have ended.
+    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`. No use of its bytes
+    /// begins from now on; [`Keys::has_uses_left`] says when the earlier uses have ended.
     pub fn invalidate_locally(
         &self,
         key: u32,

@@ -84,7 +84,7 @@ const ASKED: u16 = 2;
 const MAPPED: u16 = 4;
 /// The key has been withdrawn, and a process is using it still.
 const HIDDEN: u16 = 8;
-/// Counts in the bits above how often it was asked for in vain.
+/// One request to share that could not be met. The bits from this one on count such requests.
 const TRY: u16 = 16;
 const MOST_TRIES: u16 = 16;
 

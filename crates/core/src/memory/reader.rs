@@ -1,4 +1,4 @@
-//! Short uses of a key by a caller that uses the same one time and again, without counting.
+//! A cache for the key that a caller opened last. A use through the cache takes no atomic read-modify-write.
 //!
 //! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. The thread that takes
 //! a key away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader
@@ -9,7 +9,8 @@ use super::keys::{Access, AccessError, Entry, Keys, Kind, Slot, Span};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
 use std::sync::{Arc, OnceLock};
 
-/// The state of a caller that uses one key time and again, for one thread at a time. By default it counts each use, as all callers do.
+/// The cache of one caller, used by one thread at a time. `Reader::default()` caches nothing: the slot counts
+/// each use.
 #[derive(Default)]
 pub struct Reader {
     announced: Option<Arc<AtomicUsize>>,

@@ -26,16 +26,17 @@ pub trait Claim: std::fmt::Debug {
     /// Before something is read.
     ///
     /// # Errors
-    /// It must not be read.
+    /// [`Missing`], if the bytes must not be read.
     fn begin(&self) -> Result<(), Missing>;
-    /// Says whether the bytes that have been read are those that were meant.
+    /// Called after the bytes were read. Checks that they are the ones that the sender meant.
     ///
     /// # Errors
-    /// Whether the bytes that were read are those that were meant.
+    /// The sender took the memory back meanwhile: the bytes may be others.
     fn check(&self) -> Result<(), Missing>;
     /// Nothing more is read.
     fn end(&self);
-    /// Between the two: a mapping that has the bytes, if there is one, and the address that its first byte has in that process.
+    /// Between [`Claim::begin`] and [`Claim::end`]: a mapping that has the bytes, if there is one, and the
+    /// address that its first byte has in that process.
     fn mapped(&self) -> Option<(&View, u64)> {
         None
     }
@@ -57,10 +58,10 @@ impl Claim for NoClaim {
     fn end(&self) {}
 }
 
-/// Why bytes of another process cannot be had.
+/// Why bytes of another process cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The bytes count as bytes that were never sent: no side is told.
+    /// The message counts as a lost packet: neither side reports a status.
     Lost,
     /// The other process cannot read the bytes either, or has taken them away.
     Gone,
@@ -71,7 +72,7 @@ pub enum Missing {
 pub enum CopyError {
     /// Memory of this process is not there.
     Fault,
-    /// Memory of the other process cannot be had.
+    /// Memory of the other process cannot be read.
     Missing(Missing),
 }
 
@@ -160,10 +161,10 @@ impl Source<'_> {
     /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in line where they are in shared memory.
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Source::copy_to`].
     ///
     /// # Safety
-    /// The same.
+    /// As of [`Source::copy_to`].
     #[inline(always)]
     pub(crate) unsafe fn copy_all_to(&self, target: usize, length: usize) -> Result<(), CopyError> {
         match self {

@@ -18,7 +18,7 @@ pub(super) const GRH: usize = 40;
 pub(super) struct Failure {
     pub(super) sender: Status,
     receiver: Option<(ReceiveWork, Status)>,
-    /// The peer's program is told that its memory was asked for in vain.
+    /// The peer refused access to its memory: it counts the refusal, and its program gets an event.
     refused: bool,
 }
 

@@ -415,8 +415,8 @@ impl QueuePair {
             moves_first = true;
             self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        // No thread carries out a request as it posts it by the terms of before. The second call takes away an object that the transmitter has installed
-        // before the endpoint changed.
+        // From here on, no post carries out a request under the old attributes. The second call takes away an
+        // object that the transmitter has installed before the endpoint changed.
         self.queues.send.queue_all();
         let modified = self.endpoint.modify(transition, &next);
         self.queues.send.queue_all();

@@ -177,7 +177,7 @@ impl DeviceMemory {
             )));
         }
         if !access.contains(Access::ZERO_BASED) {
-            return Err(Error::invalid("regions of device memory count from zero (IBV_ACCESS_ZERO_BASED)"));
+            return Err(Error::invalid("regions of device memory are zero-based (IBV_ACCESS_ZERO_BASED)"));
         }
         let address = self.pages.address() + offset as usize;
         MemoryRegion::backed(domain, address, length, 0, access, Backing::Device(self.clone()))

@@ -1,5 +1,6 @@
-//! Signals that somebody has sent to a thread that blocks them, and that come because the thread lets faults in while it copies. They are kept until the copy is over, and
-//! sent again: so they wait until the program takes them.
+//! Sent signals (kill(2), not faults) that arrive only because the thread unblocked them for a copy. The
+//! handler keeps them until the copy is over, and sends them again. So they wait until the program takes
+//! them.
 //!
 //! The handler finds what belongs to its thread in a table. A thread-local variable would be allocated in it, at first.
 
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Threads that keep signals at the same time. In further ones, signals go to the program at once.
 const MOST_THREADS: usize = 256;
-/// Nobody has the place.
+/// No thread has the place.
 const FREE: usize = 0;
 /// A bit that no thread's name has: the thread keeps nothing more.
 const CLOSING: usize = 1;

@@ -1,10 +1,10 @@
 //! The only code that touches application memory: copies and atomics that survive a bad address.
 //!
-//! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a few
-//! instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting program
-//! counter between them resumes at the error exit, and passes every other fault on to whoever had the signal before.
-//! A thread to which the handler would not come copies in another way ([`means`]).
-//! Each architecture has its own routines, and so a way to be atomic with the program and with other processes; there is no
+//! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a
+//! few instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting
+//! program counter between them resumes at the error exit, and passes every other fault on to the earlier
+//! handler. A thread to which the handler would not come copies in another way ([`means`]). Each architecture
+//! has its own routines, and so a way to be atomic with the program and with other processes; there is no
 //! build for an architecture without.
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
