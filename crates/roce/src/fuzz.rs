@@ -29,7 +29,7 @@ pub fn mark_effect(bytes: &[u8]) {
 
 /// The record of connections that a program left, and the answers to questions about its peers.
 pub fn farewell(bytes: &[u8]) {
-    crate::orphans::try_bytes(bytes);
+    crate::orphans::fuzz_record(bytes);
 }
 
 /// Requests for connections and datagram services, and their answers.
