@@ -659,7 +659,8 @@ impl Lane {
         }
     }
 
-    /// Serves the deadlines that have passed, with the lock of the endpoints that are being looked at.
+    /// Serves the deadlines that have passed. The caller holds `looking`, the lock of the list that this
+    /// function goes through.
     fn serve_deadlines(&self, now: Duration, mut looking: MutexGuard<'_, Vec<Arc<Endpoint>>>) {
         self.earliest.store(u64::MAX, Ordering::Relaxed);
         std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);

@@ -66,7 +66,7 @@ pub(crate) struct Link {
     path: Path,
     packet_route: PacketRoute,
     peer: Arc<Peer>,
-    /// Where the peer is: until that is known nothing is sent, lest later packets overtake earlier ones.
+    /// Where the peer is. Nothing is sent before it is known: later packets could overtake earlier ones.
     location: PeerLocation,
     /// The reader that opens the memory of receives.
     receives: Reader,
@@ -79,7 +79,7 @@ pub(crate) struct Link {
     incoming: Incoming,
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
-    /// What reads of the peer have been kept of its memory.
+    /// Copies of the bytes of the peer's reads, taken before a later request changes them.
     kept: KeptReads,
     /// Requests behind those of which nothing more can be kept.
     held: HeldPackets,

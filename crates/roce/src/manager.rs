@@ -1,8 +1,9 @@
 //! Connection management of the device: rdma_cm's service over InfiniBand's management datagrams.
 //!
-//! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its sockets, and its events become those
-//! of the program's connections. Whoever changes something calls [`Manager::pump`] afterwards, which sends what there is to send and
-//! tells what there is to tell: one thread at a time, so that the events of a connection keep their order, and with no lock held.
+//! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its
+//! sockets, and its events become those of the program's connections. After each change, the caller runs
+//! [`Manager::pump`]. It sends the datagrams and delivers the events that are due: one thread at a time, so
+//! that the events of a connection keep their order, and with no lock held.
 
 mod elsewhere;
 mod host;
@@ -207,7 +208,7 @@ impl Manager {
     /// A datagram of connection management has come.
     /// It came to a port of this process alone from the port `direct`.
     pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: ManagerPeer, direct: Option<u16>) {
-        // Who asks for a service gets an answer even where nothing was served yet.
+        // Starts the manager: a request for a service is answered even if this process has served none.
         if let Err(error) = self.start() {
             return log!(Info, "a message from {} has no effect: {error}", peer.address);
         }

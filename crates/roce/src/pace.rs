@@ -1,11 +1,14 @@
 //! The pace of unreliable senders.
 //!
-//! A message that finds no receive is lost on an unreliable queue pair, and nobody tells its sender. That is as it should be when a program
-//! does not post any; but here a sender is on the same few processors, and the background thread takes messages in even while the program
-//! gets none of them. So where fewer receives are left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how
-//! many there are, and it waits while most of them are gone and the program is still at work on what it got. The sender counts the messages that
-//! it has begun, each of which takes a receive with one packet: of a Send the first, of a Write with immediate data the last. Where none is left, and the program can post none before messages that have begun
-//! are complete, the echo says so, for those go on; another one follows when there are receives.
+//! A message that finds no receive is lost on an unreliable queue pair, and its sender does not learn it. The
+//! standard allows that. But a sender on the same processors can use up all receives while the receiving
+//! program has no processor: the background thread takes messages in meanwhile. So where fewer receives are
+//! left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how many there
+//! are, and it waits while most of them are gone and the program is still at work on what it got. The sender
+//! counts the messages that it has begun, each of which takes a receive with one packet: of a Send the first,
+//! of a Write with immediate data the last. Where none is left, and the program can post none before messages
+//! that have begun are complete, the echo says so, for those go on; another one follows when there are
+//! receives.
 
 mod held;
 
@@ -21,8 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// A program that stays away for longer holds nobody back, until it has come back. Time in which nothing of its process gets a processor does
-/// not count: it could not have come. Where looks are far apart, that is long; a sender whom nobody answers goes on by itself before.
+/// A program that has not polled for this time no longer stops senders, until it polls again. Time in which
+/// no thread of its process gets a processor does not count: it could not have polled. Where looks are far
+/// apart, that is long; a sender without an answer goes on by itself before.
 ///
 /// Tests run where a single thread may be kept from its processors for longer.
 const PROGRAM_TIMEOUT: Duration =

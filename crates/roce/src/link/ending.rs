@@ -41,7 +41,7 @@ impl Link {
         feedback.failed
     }
 
-    /// What is not answered fails as if it had been repeated in vain.
+    /// The oldest unanswered request fails with the status of exhausted retries.
     #[cold]
     pub(super) fn give_up(&mut self, endpoint: &Endpoint, mut turn: Turn) -> Turn {
         if let Some(requester) = &mut *self.requester

@@ -110,7 +110,7 @@ impl Link {
             let Some(requester) = &mut *self.requester else { return taken };
             let is_expected = requester.expects(packet);
             let near = self.location.near();
-            // What comes from this host beside an acknowledgement may say for how long to wait.
+            // Within a host, packets other than acknowledgements may start a timer: reads the clock.
             let now = if near.is_some() { time::now() } else { now };
             let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere, near });
             elsewhere.finish();
@@ -219,7 +219,8 @@ impl Link {
         taken: &mut PacketEffect,
     ) -> Verdict {
         let queues = &endpoint.queues;
-        // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
+        // From here on, a thread that sends by another queue pair of the lane waits for this lock, and
+        // acknowledges first. So a reply to these bytes cannot leave before the acknowledgement.
         // PRACTICE-ORDER-1
         if packet.bth().ack_request() && self.responder.is_next(packet) {
             endpoint.delay_ack();

@@ -134,7 +134,7 @@ impl Link {
         Ok(moved)
     }
 
-    /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
+    /// Packets take this way from now on; packets in flight count in the window of the new destination.
     pub(super) fn go_by(&mut self, endpoint: &Endpoint, route: Route, ready: &mut Vec<Arc<Endpoint>>) {
         self.packet_route = endpoint.lane.packet_route(route);
         let peer = endpoint.net.peers.of(route.destination, route.port);

@@ -49,7 +49,7 @@ impl Link {
                 break;
             }
             if work.opcode.is_local() {
-                // What was posted before may still be sent again, out of the memory that the key opens.
+                // An earlier request may still be retransmitted from memory of this key.
                 // IB-RC-REQ-54, IB-QP-46
                 if !queues.send.is_oldest(work.sequence) {
                     break;
@@ -221,7 +221,7 @@ impl Link {
                     if let PeerLocation::Near(near) = &mut self.location {
                         near.note_payload(queues, &work, source.length, outbound.repeated);
                     }
-                    // What is sent again may be what the receiver could not read.
+                    // The receiver may have failed to read payload that is sent again.
                     let look = outbound.repeated;
                     sink.add_payload(
                         queues,

@@ -103,15 +103,17 @@ impl Link {
             return false;
         }
         let queues = &*endpoint.queues;
-        // The order is that of all packets: first the acknowledgement, then the note of the pending answer, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
-        // packets does the first two once more, without effect.
+        // As for every packet: first the acknowledgement, then the note of the pending answer, then the
+        // bytes, which the program may poll. If this function gives up, the packet path repeats the first two
+        // without effect.
         if let Some(number) = straight.acknowledged {
             self.take_acknowledgement(endpoint, number, has_work, now, sweep, taken);
             if taken.failed {
                 return true;
             }
         }
-        // What the program sends by another queue pair, once it sees what this message brings, waits for the lock.
+        // From here on, a thread that sends by another queue pair of the lane waits for this lock, and
+        // acknowledges first. So a reply to these bytes cannot leave before the acknowledgement.
         // PRACTICE-ORDER-1
         endpoint.delay_ack();
         let Some(work) = queues.take_receive() else { return false };
@@ -120,7 +122,7 @@ impl Link {
             observer::straight(Direction::From(self.packet_route.route.destination), straight, None);
         }
         if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
-            // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
+            // The packet path takes the same receive, finds the same, and tells the peer and the program.
             self.responder.give_receive(work.room);
             self.taken = Some(work);
             return false;

@@ -73,7 +73,7 @@ pub(crate) struct Message {
     pub(super) asker: u32,
     /// The number of the host, as in [`Place::host`].
     pub(super) host: u64,
-    /// The answer of somebody who does not know the question.
+    /// The answer says that the method is unknown.
     pub(super) refused: bool,
 }
 

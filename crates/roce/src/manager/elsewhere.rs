@@ -1,5 +1,5 @@
-//! Requests that whoever holds UDP port 4791 may not hand over, because the port that they ask for is held by a process of another
-//! user. It passes the question on where that process lives; the process tells the sender, who then asks there.
+//! Requests for a service port of another user's process. The holder of UDP port 4791 may not forward them.
+//! It passes on the question where that process lives. The process tells the sender, which then asks there.
 
 #[cfg(any(test, fuzzing))]
 mod effect;

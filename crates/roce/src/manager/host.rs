@@ -212,7 +212,7 @@ impl Receiver {
                 names(service, &arrival).iter().any(|name| services.get(name).is_some())
             }
         };
-        // What nobody knows is looked for by connecting, which costs more than the datagram does.
+        // An unknown recipient is looked up by connect(2), which costs more than the datagram.
         if !is_known && !self.looks.allows(&from.peer, now) {
             return Course::Dropped;
         }
@@ -220,7 +220,7 @@ impl Receiver {
             Recipient::Here => false,
             Recipient::Block(block) => {
                 net.tell(block, HandoverKind::Management, &arrival)
-                    // Who lives, but takes nothing from us or not now, has the say all the same.
+                    // A process that is alive but does not take the datagram is still the recipient.
                     || Connection::open(&block_name(block)).is_ok()
             }
             Recipient::Service(service) => self.pass_to_service(service, &arrival),
@@ -238,7 +238,7 @@ impl Receiver {
         let Some(listener) = ports::choose(names.into_iter().filter_map(|name| self.contact(name))) else {
             return false;
         };
-        // Who does not keep up is asked again by the peer.
+        // If the listener's socket is full, the datagram is lost, and the peer repeats it.
         let _ = send(&listener);
         true
     }

@@ -19,7 +19,7 @@ pub(crate) enum Recipient {
     Block(u16),
     /// The process that serves this.
     Service(Service),
-    /// Nobody in particular: whoever has it answers.
+    /// No certain process: the process that has the datagram answers.
     Here,
 }
 
