@@ -70,7 +70,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(69);
 /// Answers that are kept in order to be given again.
 // ROCE-40
 const MAX_ANSWERS: usize = 128;
-/// How long they are kept: as long as a peer may ask again, who has got MRA.
+/// How long they are kept: as long as a peer that got an MRA may repeat its request.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(20 * 60);
 
 /// What a manager is made for.
@@ -160,7 +160,7 @@ pub enum Event<P> {
 
 /// The queue pairs of a connection that a message calls stale: it comes from the peer's queue pair, for another connection.
 ///
-/// Nothing in such a message is secret. So whoever sends it may be somebody else than the peer.
+/// Nothing in such a message is secret. So a process other than the peer may have sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaleClaim {
     /// Our queue pair of the connection.
@@ -181,7 +181,7 @@ pub enum Error {
     /// The connection is in no state for this.
     #[error("the connection is in another state")]
     State,
-    /// Somebody listens already.
+    /// Another listener has this service.
     #[error("the service is in use")]
     InUse,
 }

@@ -1,9 +1,10 @@
 //! InfiniBand's transport: requester and responder of RC and UC, and UD.
 //!
-//! A connected queue pair is a [`Requester`] and a [`Responder`] that share nothing, so each may live under its own
-//! lock. Packets of the peer go to one of them: acknowledgements and the responses to reads and atomics to the
-//! requester ([`goes_to_requester`]), everything else to the responder. Whoever calls them has found the queue pair,
-//! and has checked its state, the service, the P_Key, the peer's address and the invariant CRC.
+//! A connected queue pair is a [`Requester`] and a [`Responder`] that share nothing, so each may live under
+//! its own lock. Packets of the peer go to one of them: acknowledgements and the responses to reads and
+//! atomics to the requester ([`goes_to_requester`]), everything else to the responder. The caller has found
+//! the queue pair, and has checked its state, the service, the P_Key, the peer's address and the invariant
+//! CRC.
 //!
 //! Both ask their user, through [`RequesterHost`] and [`ResponderHost`], to move bytes and to complete requests, and
 //! say by `poll_transmit` what goes out: headers in a buffer, and which payload belongs behind them. How fast packets

@@ -274,7 +274,7 @@ impl Requester {
         self.options.mtu = mtu;
     }
 
-    /// Times other than those of [`Requester::handle_timeout`] are of a clock that lags, by who knows how much, from now on.
+    /// From now on, `now` may be older than the true time, except in [`Requester::handle_timeout`].
     pub fn set_clock_lags(&mut self) {
         self.clock_lags = true;
     }
@@ -428,8 +428,9 @@ impl Requester {
         feedback
     }
 
-    /// Starts the timers: something was heard, or the first packet goes out. Never back: whoever says so may have read the clock, and been kept
-    /// from its processor, long before others did; timers in the past would run out at once, again and again.
+    /// Starts the timers: something was heard, or the first packet goes out. Never moves a timer back: the
+    /// calling thread may have read the clock long before another thread did, and timers in the past would
+    /// run out at once, again and again.
     #[inline]
     fn restart(&mut self, now: Duration) {
         self.progress = self.progress.max(now);

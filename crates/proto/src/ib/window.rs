@@ -114,7 +114,8 @@ impl Window {
         }
     }
 
-    /// What was in flight is so no more, without having arrived: it is sent again, or its queue pair is gone.
+    /// Packets are no longer in flight, and have not arrived: they are sent again, or their queue pair is
+    /// gone.
     pub fn released(&mut self, cost: u32) {
         self.in_flight = self.in_flight.saturating_sub(cost);
     }

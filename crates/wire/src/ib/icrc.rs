@@ -262,7 +262,8 @@ impl FlowCrc {
         let [.., high, low] = (BEHIND_IDENTIFICATION + packet.len()).to_be_bytes();
         let unwound =
             product(product(difference, INVERSE_POWERS_256[high as usize]), INVERSE_POWERS[low as usize]);
-        // What the identification's two bytes differ from those of the guess in are now the coefficients of 1 to x^15; all others must be 0.
+        // Now the coefficients of 1 to x^15 are the difference of the identification from the guess; all
+        // others must be 0.
         let hidden = |unwound: u32, dont_fragment| {
             let identification = ((unwound >> 16) as u16).swap_bytes() ^ guess;
             (unwound as u16 == 0).then_some(HiddenFields { identification, dont_fragment })

@@ -44,7 +44,8 @@ impl core::error::Error for PacketError {}
 pub enum Payload<'a> {
     /// The bytes of the payload, which lie behind the headers.
     Here(&'a [u8]),
-    /// So many bytes that whoever brings the packet can get at: on one host they need not travel with it.
+    /// The number of bytes. The caller can read them in another way: on one host they need not travel with
+    /// the packet.
     Elsewhere(usize),
 }
 

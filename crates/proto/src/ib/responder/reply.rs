@@ -170,7 +170,7 @@ impl Responder {
         if covered {
             return false;
         }
-        // What has gone out in part and is asked for again as a whole goes out once, not twice.
+        // A response that was sent in part and is requested again is sent once, not twice.
         let (first, count) = (response.psn, response.packets(mtu));
         let new = &mut self.new_responses;
         self.responses.retain(|queued| {
@@ -236,9 +236,10 @@ impl Responder {
         Some(psn::add(self.expected, psn::MASK))
     }
 
-    /// Owes the last acknowledgement once more, if there was one. For a user whose packets take another way from now on: a later packet could
-    /// overtake the acknowledgement that is under way on the old one. The peer takes no notice of a second one. Nothing is repeated once a read or an
-    /// atomic was answered: to a peer that misses the answer, an acknowledgement of what came later says that the answer is lost.
+    /// Queues the last acknowledgement again, if there was one. For a user whose packets take another way
+    /// from now on: a later packet could overtake the acknowledgement that is under way on the old one. The
+    /// peer takes no notice of a second one. Nothing is repeated once a read or an atomic was answered: to a
+    /// peer that misses the answer, an acknowledgement of what came later says that the answer is lost.
     // PRACTICE-ORDER-1
     pub fn repeat_acknowledgement(&mut self) {
         let has_received = self.expected != self.options.expected_psn & psn::MASK;
