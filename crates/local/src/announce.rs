@@ -1,9 +1,10 @@
 //! Announcements in the segment that two processes share: each says which entries of the other's table it uses now.
 //!
-//! A process that is about to use another's memory writes into the segment which entries of the other's [`table`](crate::table) it will do so by,
-//! passes a fence, and looks whether they are there. The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the
-//! first finds the entry withdrawn, or the second finds it announced, and waits. (These are hazard pointers.) See [`crate::membarrier`] for who
-//! pays for the fences.
+//! Hazard pointers. A process that is about to use another's memory writes into the segment which entries of
+//! the other's [`table`](crate::table) it will do so by, passes a fence, and looks whether they are there.
+//! The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the first finds
+//! the entry withdrawn, or the second finds it announced, and waits. [`crate::membarrier`] says which side
+//! executes the fence.
 //!
 //! A side has a few words for announcements, each on a cache line of its own. Which of them are in use is the announcing process's own
 //! knowledge: the other cannot have two threads use the same.

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Rel
 /// Words that an entry carries.
 pub const WORDS: usize = if cfg!(loom) { 2 } else { 7 };
 
-/// What an entry is of.
+/// The kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A memory key.

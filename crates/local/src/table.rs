@@ -86,8 +86,8 @@ impl Table {
     }
 }
 
-/// Another process's table, or this one's own as another process sees it. Its owner may change any of it at any time, so what is found there is to be
-/// judged after it has been copied out: by these functions it is read once.
+/// Another process's table, or this one's own as another process sees it. Its owner may change any of it at
+/// any time. These functions read each word once. The caller checks the copy.
 pub struct Foreign(MappedMemory<Contents>);
 
 impl Foreign {

@@ -63,8 +63,8 @@ impl AtOnce {
         self.rights = if is_its { pair.allowed & region.access() } else { Access::empty() };
     }
 
-    /// Another region than the last one, or the same key of another one. It has been looked up before, or else goes on without: to look may take a system call, for
-    /// which no other poster is to wait.
+    /// Turns to another region than the last one, or to another region with the same key. The region is in
+    /// the cache, or the request is queued: a look-up may take a system call, and other posters would wait.
     #[cold]
     fn turn_to(&mut self, queues: &Queues, key: u32) {
         if let Some(region) = self.reach.known(key) {

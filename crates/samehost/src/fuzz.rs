@@ -8,7 +8,7 @@ use adverb_core::request::{Opcode, SendFlags};
 use adverb_local::{Kind, Table};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Whatever the table of another process says, with whatever request: bytes within its memory are meant, or none.
+/// Any table of another process, and any request: bytes within its memory are meant, or none.
 pub fn table(bytes: &[u8]) {
     const SIZE: i64 = 4 << 16;
     let mut words = bytes.chunks(8).map(|chunk| {

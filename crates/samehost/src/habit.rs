@@ -4,8 +4,10 @@
 //! The past says which: how long the program stayed away after its last long posts, until it polled or posted again. One short stay tells more than many long
 //! ones, since a thread that polls may lose its processor, too.
 //!
-//! A thread that is woken comes late: after microseconds where a processor is free, after milliseconds where none is. An operation that takes no longer than that is the poster's.
-//! Of a longer one the poster carries out what takes half of that time, while the other thread comes: then both the poster and the operation are late by that half.
+//! A thread that is woken comes late: after microseconds where a processor is free, after milliseconds where
+//! none is. The poster carries out an operation that takes no longer than that. Of a longer one the poster
+//! carries out what takes half of that time, while the other thread comes: then both the poster and the
+//! operation are late by that half.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -192,7 +194,7 @@ mod tests {
         assert_eq!(habit.share(16 * BYTES), None, "nobody has a processor for it");
     }
 
-    /// Who shares an operation says nothing of how fast he is alone.
+    /// A shared operation says nothing about the poster's own speed.
     #[test]
     fn the_price_is_that_of_posts_without_help_and_both_are_looked_at_again() {
         let habit = after(&[100, 100]);

@@ -148,7 +148,7 @@ fn begin<T: Send + 'static>(
     read: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> bool {
     let reactor = &engine.reactor;
-    // First: a thread that looks in vain never comes back.
+    // The timer comes first: the read may block for ever.
     let Ok(timer) = reactor.set_timer(limit, look.clone()) else { return false };
     let to = look.clone();
     let work = move |stay: PagesStay| {

@@ -223,12 +223,12 @@ impl Neighbour {
         }
     }
 
-    /// How often it has been waited for in vain.
+    /// How often the process has exceeded a time limit.
     pub(crate) fn delays(&self) -> u32 {
         self.delays.load(Ordering::Relaxed)
     }
 
-    /// Counts that the process has been waited for in vain. Returns how often by now.
+    /// Counts that the process has exceeded a time limit. Returns how often by now.
     pub(crate) fn delay(&self) -> u32 {
         self.delays.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -38,8 +38,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
-/// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
+/// How long the end of a registration waits for a process that says it is in the middle of an operation: one
+/// that is stopped there, or lies. Its later writes go to memory that is not registered any more. Each time
+/// the limit is half as long, and after [`MOST_DELAYS`] times that process is a peer no more.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
 /// How long a thread of the program, on its way to move pages, waits for other processes to end their use of them. After this time, the pages stay, and so does
@@ -387,7 +388,7 @@ impl Sharing {
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             with.neighbour().loans().tidy();
             let moved;
-            // No other process is troubled in vain.
+            // No other process is disturbed for a region that cannot be moved.
             (others, moved) = match moved::might(&region) {
                 Ok(()) => share_alone(shown, keys, bytes_of(&region), &mut || {
                     share(std::slice::from_ref(&region)).pop().unwrap_or(Err(Refusal::Busy))
@@ -541,28 +542,29 @@ impl Drop for PublishedPair {
 }
 
 /// How long a process is waited for, and whether that was its last chance.
-struct Patience {
+struct WaitLimit {
     length: Duration,
     is_last: bool,
 }
 
 /// At the end of a registration.
-fn long(neighbour: &Neighbour) -> Patience {
-    Patience { length: withdrawal_timeout(neighbour.delays()), is_last: true }
+fn long(neighbour: &Neighbour) -> WaitLimit {
+    WaitLimit { length: withdrawal_timeout(neighbour.delays()), is_last: true }
 }
 
-/// How long a process is waited for that has been waited for in vain so often.
+/// The time limit for a process that has exceeded it `delays` times.
 fn withdrawal_timeout(delays: u32) -> Duration {
     WITHDRAWAL_TIMEOUT / (1 << delays.min(MOST_DELAYS))
 }
 
 /// Before pages are moved.
-fn short(_: &Neighbour) -> Patience {
-    Patience { length: MOMENT, is_last: false }
+fn short(_: &Neighbour) -> WaitLimit {
+    WaitLimit { length: MOMENT, is_last: false }
 }
 
 impl SharedTable {
-    /// The processes that have been told of the table. What they announce is visible: that they use what has just been withdrawn, or see that it has been.
+    /// The processes that know of the table. Runs a barrier: afterwards each of them has announced its use of
+    /// the withdrawn entry, or sees that the entry is withdrawn.
     fn told(&self) -> Vec<Arc<dyn NeighbourLink>> {
         let Some(sharing) = self.sharing.upgrade() else { return Vec::new() };
         let mut told = sharing.neighbours();
@@ -571,14 +573,15 @@ impl SharedTable {
         told
     }
 
-    /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
-    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
+    /// Waits until no process uses the withdrawn entry, for each process as long as `limit` says. False if
+    /// one still uses it.
+    fn wait(&self, which: Kind, index: u32, limit: impl Fn(&Neighbour) -> WaitLimit) -> bool {
         let mut ended = true;
         for with in &self.told() {
             let neighbour = with.neighbour();
             let mut until = None;
             while is_in_use(neighbour, which, index) {
-                let Patience { length, is_last } = patience(neighbour);
+                let WaitLimit { length, is_last } = limit(neighbour);
                 let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {
                     if is_last {
@@ -599,7 +602,7 @@ fn is_in_use(neighbour: &Neighbour, which: Kind, index: u32) -> bool {
     neighbour.hazard_view().is_announced(which, index as usize) && !neighbour.has_ended()
 }
 
-/// A process has been waited for in vain.
+/// A process has exceeded its time limit.
 fn blame(with: &dyn NeighbourLink) {
     let neighbour = with.neighbour();
     log!(Warn, "process {} does not end an operation in memory of this one", neighbour.process());
@@ -608,7 +611,8 @@ fn blame(with: &dyn NeighbourLink) {
     }
 }
 
-/// Whether a user that has been waited for so long may still have time, where each user is one that so many waits before were in vain for.
+/// Whether the time limit of some user of the entry has not passed yet. `delays`: how often each user has
+/// exceeded a limit before.
 fn have_time(waited: Duration, mut delays: impl Iterator<Item = u32>) -> bool {
     delays.any(|delays| waited < withdrawal_timeout(delays))
 }

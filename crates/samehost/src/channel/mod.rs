@@ -133,7 +133,8 @@ pub struct Channel<T: Traffic> {
     woken: AtomicU64,
     /// This channel alone counts packets and messages under its locks: it is the first one.
     counts_alone: bool,
-    /// The words by which polls see without the receiving lock that there is nothing: a look, and where.
+    /// By these, a poll sees without the receiving lock that the ring is empty: a view of the ready words,
+    /// and the position of the next record.
     glance: Glance,
     position: AtomicU64,
     theirs: Bell,

@@ -1,9 +1,10 @@
 //! How two processes of one host agree on a channel.
 //!
-//! The process that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and the two doorbells. The other *accepts*, *refuses*,
-//! or says that its own offer is under way and comes first (*mine first*). An accepted offer is *confirmed*; then both use the channel. Each is told the
-//! address of a probe in the other, tries to read it, and proves by the word there that it can. Only if both can, long payload stays in its place until the
-//! receiver fetches it.
+//! The process that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and
+//! the two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first
+//! (*offer crossed*). An accepted offer is *confirmed*; then both use the channel. Each is told the address
+//! of a probe in the other, tries to read it, and proves by the word there that it can. Only if both can,
+//! long payload stays in its place until the receiver fetches it.
 //!
 //! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes by the network, and closes the socket, from which the
 //! other learns it. A process that has accepted waits for the other's answer, or for its end, or until the other has had ten seconds ([`unconfirmed`]); then it hangs
