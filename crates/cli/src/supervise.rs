@@ -1,7 +1,8 @@
-//! Starts a process and stands between it and whoever started us: signals go through, stops and the end come back.
+//! Starts a process and stands between it and our own parent: signals go through, stops and the end come
+//! back.
 //!
-//! The program stays in our process group. So the terminal's own signals (Ctrl-C, Ctrl-Z, hang-up) reach it without
-//! our help, and only signals that somebody sent to us alone are passed on.
+//! The program stays in our process group. So the terminal's own signals (Ctrl-C, Ctrl-Z, hang-up) reach it
+//! without our help, and only signals that a process sent to us alone are passed on.
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -291,8 +291,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, target: *m
 
 #[inline]
 fn work_completion(core: &Completion) -> ibv_wc {
-    // Field by field: where a poll has just taken a message in, the fields have just been stored one by one, and the processor makes a load of several of them wait until the stores
-    // before it have left.
+    // Copies field by field. A poll has just stored these fields one by one, and a wider load would wait
+    // until all stores have left the store buffer (failed store forwarding).
     let field = |field: &u32| {
         // SAFETY: a reference.
         unsafe { std::ptr::from_ref(field).read_volatile() }

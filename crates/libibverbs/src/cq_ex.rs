@@ -34,9 +34,10 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
 /// The flags that need a look at the clock.
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/// The completion under an extended poll, and the lock of whoever polls.
+/// The completion under an extended poll, and the lock of the polling thread.
 ///
-/// Whoever polls owns `current` and nothing else of it: others come to the lock meanwhile. So there is never an exclusive reference to a whole cursor.
+/// The polling thread owns `current` and nothing else: others come to the lock meanwhile. So there is never
+/// an exclusive reference to a whole cursor.
 pub struct Cursor {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     /// Whether the lock is taken: not if the program has promised to use one thread. Changed by the creator alone.

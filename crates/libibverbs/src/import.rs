@@ -1,8 +1,9 @@
 //! Import of open devices and of their objects (`ibv_import_device(3)`), by the process that opened them and by others of its user.
 //!
-//! The command descriptor of a context is a memfd. It stands for the context, whoever holds a duplicate of it, and says to other processes
-//! where to ask for its objects ([`adverb_core::export`]). What they import is of their own engine: a domain of theirs, and in it regions of the
-//! same pages by the same addresses, under keys that `lkey` and `rkey` say.
+//! The command descriptor of a context is a memfd. Each duplicate of it stands for the context, and says to
+//! other processes where to ask for its objects ([`adverb_core::export`]). What they import is of their own
+//! engine: a domain of theirs, and in it regions of the same pages by the same addresses, under keys that
+//! `lkey` and `rkey` say.
 
 use core::ffi::{c_int, c_void};
 use std::os::fd::RawFd;

@@ -148,7 +148,8 @@ pub fn keep_memory() {
 fn keep(memory: *mut u8, layout: Layout) {
     const MOST: usize = 1 << 16;
     static KEPT: Mutex<VecDeque<(usize, Layout)>> = Mutex::new(VecDeque::new());
-    // Taken in a child of fork at the wrong instant: then the memory stays for good.
+    // Another thread may have the lock. In a child of fork, it may be held for ever. Then the memory is
+    // leaked.
     let Ok(mut kept) = KEPT.try_lock() else { return };
     kept.push_back((memory as usize, layout));
     if kept.len() > MOST
@@ -187,7 +188,7 @@ impl Acknowledgement {
         }
     }
 
-    /// Counts `events` acknowledged events and wakes whoever waits to destroy the object.
+    /// Counts `events` acknowledged events and wakes the thread that waits to destroy the object.
     ///
     /// # Safety
     /// The object lives.

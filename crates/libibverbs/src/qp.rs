@@ -210,7 +210,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let _call = Call::new();
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::get(pd) };
-    // Whoever has no receives needs no queue for them.
+    // A queue pair without receives needs no receive completion queue.
     // IB-XRC-7
     let receive_cq = if attr.qp_type == IBV_QPT_XRC_SEND { attr.send_cq } else { attr.recv_cq };
     // SAFETY: the caller's promise.

@@ -53,8 +53,9 @@ pub(crate) unsafe fn retire(channel: *const ChannelObject) {
         // Another thread was first.
         None => _ = place.object.compare_exchange(object, null_mut(), Ordering::AcqRel, Ordering::Relaxed),
     }
-    // SAFETY: both came from here, and whoever swaps them out has them alone; but a channel that is still a channel its own thread is just
-    // destroying, in the middle of this function: its memory stays for good.
+    // SAFETY: both came from here, and the thread that swaps them out has them alone. But if a channel is
+    // still a channel, its own thread is just destroying it, in the middle of this function: its memory is
+    // leaked.
     unsafe {
         if !before.0.is_null() && ChannelObject::get(before.0.cast::<rdma_event_channel>()).is_none() {
             drop(Box::from_raw(before.0));

@@ -73,7 +73,7 @@ unsafe fn write_address(found: SocketAddr, pointer: *mut sockaddr, length: *mut 
 
 /// A new socket (`socket(2)`).
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Whoever asks for the devices first says which there are.
+    // The first call decides which devices there are.
     answer(devices().and_then(|_| adverb_rsocket::socket(domain, kind, protocol))) as c_int
 }
 

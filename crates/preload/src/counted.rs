@@ -6,7 +6,8 @@
 //!   names of the devices (so long each, at most so many), and for each a set of counters (of that size), in it from `BEFORE` on what ended processes have counted.
 //! - `=FILE UNIT COUNTER...`: beside a port, this file says the sum of these counters, each two words at this place of a set, divided by the unit.
 //!
-//! The sum is written to a new file that takes the place of the one to be opened, so that whoever opens it otherwise sees what was counted when somebody looked last.
+//! The sum is written to a new file that takes the place of the one to be opened, so that a process without
+//! this library sees the sum of the last opening.
 
 use crate::folder::Folder;
 use crate::path::Path;

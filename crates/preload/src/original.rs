@@ -26,7 +26,7 @@ impl<const NEXT: bool> Original<NEXT> {
         let from = if NEXT { libc::RTLD_NEXT } else { libc::RTLD_DEFAULT };
         // SAFETY: the name is a C string; RTLD_NEXT is for libraries such as this one.
         let found = unsafe { libc::dlsym(from, self.name.as_ptr()) };
-        // Whoever looks finds the same.
+        // All threads find the same.
         self.address.store(found, Ordering::Relaxed);
         found
     }

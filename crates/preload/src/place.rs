@@ -77,7 +77,7 @@ impl Place {
                 ELSEWHERE => folder.hint(path) == Hint::Named,
                 _ => folder.hint(path) != Hint::None,
             },
-            // Who goes up from folder to folder, and nowhere else, goes back to where he came from (fts).
+            // A path of `..` alone belongs to a walk that returns (fts).
             Self::Descriptor(_) => match folder.hint(path) {
                 Hint::Named => true,
                 Hint::Up => components(path).any(|part| part != b".."),

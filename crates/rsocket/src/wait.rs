@@ -1,8 +1,9 @@
 //! Sleeping until something happens to sockets.
 //!
-//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for: where things arrive, if that is a descriptor, and what
-//! becomes readable with the next event once the socket is armed; and on one of its own. Of two threads that wait for one socket, one takes the event away before the other has seen it, so
-//! whoever takes one wakes the others by their own descriptors.
+//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for: where things arrive, if
+//! that is a descriptor, and what becomes readable with the next event once the socket is armed; and on one
+//! of its own. Of two threads that wait for one socket, one takes the event away before the other has seen
+//! it, so the thread that takes an event wakes the others by their own descriptors.
 
 use crate::process::Process;
 use adverb_core::cancel::CancellationGuard;

@@ -21,7 +21,8 @@ struct Rule {
 
 /// What was set when the program started.
 pub(crate) struct Configuration {
-    /// The program's, whoever else's the file names. Empty: every socket becomes an rsocket.
+    /// The rules of this program; the file may have those of others, too. Empty: every socket becomes an
+    /// rsocket.
     rules: Option<Vec<Rule>>,
     /// Options of [`SOL_RDMA`] and their values.
     pub(crate) sizes: Vec<(i32, i32)>,

@@ -136,7 +136,7 @@ impl Listener {
             match self.waiting.0.wait() {
                 Ok(Ok(request)) => return Ok(ConnectionRequest { request, context: self.context.clone() }),
                 Ok(Err(error)) => {
-                    // Whoever else waits, or comes later, is told, too.
+                    // Other threads that wait, or that come later, get the error, too.
                     self.waiting.engine_failed();
                     return Err(error);
                 }

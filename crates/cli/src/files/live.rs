@@ -117,7 +117,7 @@ struct CounterFile {
     file: File,
     /// The value that the file shows.
     value: u64,
-    /// Whether whoever opens it waits.
+    /// Whether a process that opens the file waits.
     leased: bool,
 }
 

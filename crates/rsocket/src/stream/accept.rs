@@ -126,7 +126,7 @@ impl Listener {
     fn take(&self) -> Result<Option<Making>> {
         let Some(found) = self.ready.try_next()? else { return Ok(None) };
         if found.is_none() {
-            // Whoever else waits, or comes later, is told, too.
+            // Other threads that wait, or that come later, get the error, too.
             self.ready.push(None);
             return Err(Error::new(libc::EIO, "the device has gone"));
         }

@@ -212,7 +212,8 @@ impl Stream {
                 let stream = &link.stream;
                 let ended = match inner.phase {
                     Phase::Failed => libc::POLLERR,
-                    // The peer's last word stands behind its data: who waits for that, reads it first.
+                    // The peer's end of stream stands behind its data. A program that waits for data reads
+                    // the data first.
                     Phase::Disconnected if events & CAN_READ == 0 || stream.unread() == 0 => libc::POLLHUP,
                     _ => 0,
                 };
