@@ -115,7 +115,8 @@ pub(super) enum Receives {
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
     },
-    /// The receives of the shared queues of the queue pair's XRC domain that messages name.
+    /// In a queue that each message chooses: it names a shared queue of the XRC domain, or its hash chooses a
+    /// work queue (RSS).
     Extended(Box<ExtendedTarget>),
     /// Nowhere: the queue pair only sends.
     Nowhere,
@@ -387,7 +388,7 @@ impl Queues {
                 held.take();
                 Some(work)
             }
-            Receives::Extended(extended) => extended.take(),
+            Receives::Extended(extended) => extended.take_receive(),
             Receives::Own(_) | Receives::Nowhere => None,
         }
     }
@@ -415,7 +416,7 @@ impl Queues {
         match &self.receives {
             Receives::Shared { queue, .. } => queue.sge(work, index),
             Receives::Extended(extended) => {
-                extended.taken().as_ref().map_or(Sge::default(), |queue| queue.sge(work, index))
+                extended.queue_in_progress().as_ref().map_or(Sge::default(), |queue| queue.sge(work, index))
             }
             Receives::Own(_) | Receives::Nowhere => Sge::default(),
         }
@@ -468,7 +469,7 @@ impl Queues {
                 self.report_last_receive();
             }
             Receives::Extended(extended) => {
-                if let Some(queue) = extended.taken().take() {
+                if let Some(queue) = extended.queue_in_progress().take() {
                     queue.give_back(work);
                     // IB-XRC-3
                     if let Some(cq) = queue.completion_queue() {
