@@ -1,5 +1,5 @@
-//! Why a request was not taken (`ibv_post_send(3)`): lines of the log, since a program has nothing but an error number. Only where a post has
-//! failed already.
+//! Why a request was not taken (`ibv_post_send(3)`): lines of the log, since a program has nothing but an
+//! error number. Only where a post has failed already.
 
 use std::borrow::Cow;
 

@@ -435,7 +435,8 @@ pub unsafe extern "C" fn rgetsockopt(
     }))
 }
 
-/// `fcntl(2)`. The third argument, if the command has one, is an int; on the machines that we build for it is passed as a further parameter is.
+/// `fcntl(2)`. The third argument, if the command has one, is an int; on the machines that we build for it is
+/// passed as a further parameter is.
 pub extern "C" fn rfcntl(socket: c_int, command: c_int, argument: c_int) -> c_int {
     answer(find(socket).and_then(|socket| socket.control(command, argument))) as c_int
 }

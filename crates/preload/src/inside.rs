@@ -1,4 +1,5 @@
-//! Says so when a program or one of its libraries has a libibverbs of its own inside, which no library put in front can replace.
+//! Says so when a program or one of its libraries has a libibverbs of its own inside, which no library put in
+//! front can replace.
 //!
 //! Such a copy asks the kernel's RDMA core by netlink, and lists `/sys/class/infiniband_verbs` where that has
 //! no answer; ours does neither. Where the core is loaded, and has no device, the copy never lists the
@@ -227,7 +228,8 @@ fn name_if_inside(address: usize, name: &mut Path) -> Option<()> {
     let has_words = search.segments.into_iter().any(|(start, length)| {
         let length = length.min(left);
         left -= length;
-        // SAFETY: the segment is mapped as long as the object is loaded, and is not written to. It stays loaded: a function of it is waiting for us.
+        // SAFETY: the segment is mapped as long as the object is loaded, and is not written to. It stays
+        // loaded: a function of it is waiting for us.
         let found =
             unsafe { libc::memmem(start as *const c_void, length, WORDS.as_ptr().cast(), WORDS.len()) };
         !found.is_null()

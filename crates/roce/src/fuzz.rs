@@ -1,5 +1,5 @@
-//! Entry points of bytes from other hosts and processes that need no engine, for the fuzz targets, and for the tests of every run with random bytes. Each
-//! ends without a panic, and checks its result.
+//! Entry points of bytes from other hosts and processes that need no engine, for the fuzz targets, and for
+//! the tests of every run with random bytes. Each ends without a panic, and checks its result.
 
 use adverb_wire::ib::mad::MAD_LEN;
 

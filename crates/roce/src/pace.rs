@@ -31,8 +31,8 @@ use std::time::Duration;
 /// Tests run where a single thread may be kept from its processors for longer.
 const PROGRAM_TIMEOUT: Duration =
     if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
-/// A program may need the end of a message before it can post a receive. It is waited for while packets of that message keep coming, but no longer than this: the
-/// peer may send them as slowly as it likes.
+/// A program may need the end of a message before it can post a receive. It is waited for while packets of
+/// that message keep coming, but no longer than this: the peer may send them as slowly as it likes.
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
@@ -107,16 +107,16 @@ impl Wait {
     }
 }
 
-/// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share them, each message may be another one's,
-/// and its first packet all that is there of it.
+/// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share
+/// them, each message may be another one's, and its first packet all that is there of it.
 fn shortage(endpoint: &Endpoint, cost: u32) -> Option<u32> {
     let left = u32::try_from(endpoint.queues.receives_left()).unwrap_or(u32::MAX);
     (left.saturating_mul(cost) < endpoint.lane.socket.takes().min(MOST)).then_some(left)
 }
 
 impl Short {
-    /// Looks again. False once there is no shortage any more; `receives` become no more than there are here, and `None` while its program is to
-    /// be waited for.
+    /// Looks again. False once there is no shortage any more; `receives` become no more than there are here,
+    /// and `None` while its program is to be waited for.
     fn look(&mut self, now: Duration, receives: &mut Option<u32>) -> bool {
         let Some(endpoint) = self.endpoint.upgrade() else { return false };
         let Some(left) = shortage(&endpoint, self.cost) else {
@@ -180,8 +180,8 @@ impl Pace {
         }
     }
 
-    /// A mark has come. Returns how many messages the echo is to allow ([`u32::MAX`]: any number); `None` if it has to wait: then it is sent later, as
-    /// is another one where it allows none.
+    /// A mark has come. Returns how many messages the echo is to allow ([`u32::MAX`]: any number); `None` if
+    /// it has to wait: then it is sent later, as is another one where it allows none.
     pub(crate) fn allow(&self, net: &Arc<Net>, mark: Mark) -> Option<u32> {
         if !self.is_short.load(Ordering::SeqCst) {
             return Some(u32::MAX);

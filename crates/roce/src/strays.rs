@@ -24,10 +24,12 @@ use std::time::Duration;
 const MOST: usize = 1024;
 /// Pause before an owner that was not found is looked up again.
 const REST: Duration = Duration::from_millis(20);
-/// How often processes are looked for, for the packets from a share of all addresses: in a second, and at once.
+/// How often processes are looked for, for the packets from a share of all addresses: in a second, and at
+/// once.
 pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 
-/// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over. Thread-safe.
+/// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over.
+/// Thread-safe.
 pub(crate) struct Strays {
     waiting: Mutex<VecDeque<Stray>>,
     turn: Mutex<()>,
@@ -105,7 +107,8 @@ impl Strays {
         self.hand_over(net);
         // The other thread may have taken the last one, and not given it yet.
         drop(lock_until(&self.turn, time::now() + LAST));
-        // A thread that noted one meanwhile may have found the turn taken by this thread, which has to hand it over.
+        // A thread that noted one meanwhile may have found the turn taken by this thread, which has to hand
+        // it over.
         self.hand_over(net);
     }
 

@@ -35,8 +35,8 @@ pub(crate) trait Waitable {
     fn waiters(&self) -> &Waiters;
 }
 
-/// Calls `one`, which takes in a part of what has come and says whether there may be more, so often that a queue is emptied, and not for as long as
-/// a peer goes on. Whether there may be more.
+/// Calls `one`, which takes in a part of what has come and says whether there may be more, so often that a
+/// queue is emptied, and not for as long as a peer goes on. Whether there may be more.
 pub(crate) fn in_turn(mut one: impl FnMut() -> bool) -> bool {
     const MOST: usize = 256;
     (0..MOST).all(|_| one())
@@ -166,8 +166,9 @@ pub(crate) fn milliseconds_until(deadline: Option<Instant>) -> i32 {
     })
 }
 
-/// Sleeps until `done` says something, asking it whenever something has happened to one of `sockets`, or one of `others` is ready, and
-/// once at first. Nothing at the deadline. With no lock held: the sleep is a cancellation point.
+/// Sleeps until `done` says something, asking it whenever something has happened to one of `sockets`, or one
+/// of `others` is ready, and once at first. Nothing at the deadline. With no lock held: the sleep is a
+/// cancellation point.
 ///
 /// # Errors
 /// EINTR when a signal handler ran.

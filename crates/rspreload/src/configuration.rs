@@ -1,4 +1,5 @@
-//! Whose sockets become rsockets, and how large their queues are: `/etc/rdma/rsocket/preload_config` and the environment (rsocket(7)).
+//! Whose sockets become rsockets, and how large their queues are: `/etc/rdma/rsocket/preload_config` and the
+//! environment (rsocket(7)).
 
 use std::ffi::CStr;
 use std::sync::OnceLock;

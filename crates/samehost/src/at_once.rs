@@ -1,8 +1,9 @@
 //! Short Writes and Reads, carried out as the program posts them.
 //!
-//! Most operations within a host are of this kind, so it is kept short: one element, memory of the peer that is mapped here, and everything known already
-//! from [`Direct`](crate::Direct), which carries out all others. The checks are the same: the peer's queue pair and key stand as they were
-//! published, the domain and rights fit, the bytes are inside, and our own key opens the element.
+//! Most operations within a host are of this kind, so it is kept short: one element, memory of the peer that
+//! is mapped here, and everything known already from [`Direct`](crate::Direct), which carries out all others.
+//! The checks are the same: the peer's queue pair and key stand as they were published, the domain and rights
+//! fit, the bytes are inside, and our own key opens the element.
 
 use crate::neighbour::Neighbour;
 use crate::place::Place;
@@ -73,7 +74,8 @@ impl AtOnce {
         }
     }
 
-    /// Carries out a request, before which everything is complete, in memory of `neighbour`, which is the process that this was made for.
+    /// Carries out a request, before which everything is complete, in memory of `neighbour`, which is the
+    /// process that this was made for.
     #[inline(always)]
     pub fn carry_out(&mut self, neighbour: &Neighbour, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
         match self.try_to(neighbour, queues, request) {

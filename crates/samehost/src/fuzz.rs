@@ -1,4 +1,5 @@
-//! What fuzz targets feed, and a test of every run with random bytes: the table in which another process says what it lets this one use, and what processes say as they meet.
+//! What fuzz targets feed, and a test of every run with random bytes: the table in which another process says
+//! what it lets this one use, and what processes say as they meet.
 
 use crate::direct::right;
 use crate::reach::Reach;

@@ -10,8 +10,9 @@
 //! - [`loans`]: payload of messages that stays where it is, until the receiver fetches it. [`lending`] shares
 //!   memory that is lent often.
 //!
-//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport. A transport says how
-//! processes find each other, and what a channel carries ([`Side`], [`NeighbourLink`]).
+//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no
+//! packet and no transport. A transport says how processes find each other, and what a channel carries
+//! ([`Side`], [`NeighbourLink`]).
 
 mod at_once;
 mod bell;
@@ -54,7 +55,8 @@ pub use parts::Parts;
 pub use reach::{LastRegion, Reach, Region};
 pub use sharing::{PublishedPair, Sharing, Terms};
 
-/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
+/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any
+/// two statements.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -1,4 +1,5 @@
-//! The thread that keeps the files of a run: it writes anew those of devices whose text depends on the addresses of the host, and serves those of counters ([`super::live`]).
+//! The thread that keeps the files of a run: it writes anew those of devices whose text depends on the
+//! addresses of the host, and serves those of counters ([`super::live`]).
 //!
 //! PRACTICE-FILES-4. This is done here, and not by the library that the programs load: to ask the system for
 //! its addresses takes memory and time, and that library runs in signal handlers. Programs that make system
@@ -53,8 +54,9 @@ struct Follower {
 }
 
 impl Following {
-    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_live`: programs that make system calls themselves find the folder, and
-    /// counters in it. The thread takes no signal.
+    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_live`:
+    /// programs that make system calls themselves find the folder, and counters in it. The thread takes no
+    /// signal.
     pub(super) fn start(
         changes: Option<OwnedFd>,
         root: PathBuf,

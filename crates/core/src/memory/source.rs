@@ -10,7 +10,8 @@ pub enum Source<'a> {
     Buffer(&'a [u8]),
     /// In memory that another process may change at any time.
     Shared(SharedBytes<'a>),
-    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). Bytes of it that are mapped here, too, need no kernel.
+    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). Bytes of
+    /// it that are mapped here, too, need no kernel.
     Process {
         /// Which one.
         process: libc::pid_t,
@@ -21,7 +22,8 @@ pub enum Source<'a> {
     },
 }
 
-/// The right to read memory of another process. A copy of all of the bytes begins at the first and ends with the last.
+/// The right to read memory of another process. A copy of all of the bytes begins at the first and ends with
+/// the last.
 pub trait Claim: std::fmt::Debug {
     /// Before something is read.
     ///
@@ -97,7 +99,8 @@ pub struct Piece {
     pub length: u64,
 }
 
-/// Bytes of a mapping that is shared with another process, which may change them while they are read: no slice of Rust's.
+/// Bytes of a mapping that is shared with another process, which may change them while they are read: no
+/// slice of Rust's.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     address: usize,
@@ -117,7 +120,8 @@ impl SharedBytes<'_> {
 
 /// Pieces handed to the kernel in one call.
 const AT_ONCE: usize = 16;
-/// The bytes that become visible last: programs poll the last byte, and the kernel promises no order within one buffer.
+/// The bytes that become visible last: programs poll the last byte, and the kernel promises no order within
+/// one buffer.
 const TAIL: usize = 8;
 
 impl Source<'_> {
@@ -158,7 +162,8 @@ impl Source<'_> {
         unsafe { self.copy_to(target.as_mut_ptr() as usize, 0, target.len()) }
     }
 
-    /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in line where they are in shared memory.
+    /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in
+    /// line where they are in shared memory.
     ///
     /// # Errors
     /// As of [`Source::copy_to`].
@@ -177,7 +182,8 @@ impl Source<'_> {
         }
     }
 
-    /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes visible last.
+    /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes
+    /// visible last.
     ///
     /// # Errors
     /// The memory on either side is not there, or the other process is not, or does not let us.
@@ -314,7 +320,8 @@ unsafe fn read_process(process: libc::pid_t, local: &[libc::iovec], remote: &[li
     }
 }
 
-/// Finds out which side's memory could not be read or written: that of the other process, if a buffer of ours cannot take the bytes either.
+/// Finds out which side's memory could not be read or written: that of the other process, if a buffer of ours
+/// cannot take the bytes either.
 #[cold]
 fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
     let mut buffer = [0u8; 1024];

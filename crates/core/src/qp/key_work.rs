@@ -29,7 +29,8 @@ pub enum LocalOutcome {
     Later,
 }
 
-/// Where the request stands that concerns keys alone: at most one of a queue pair has begun, and is not complete. For the thread with the transport's transmit lock.
+/// Where the request stands that concerns keys alone: at most one of a queue pair has begun, and is not
+/// complete. For the thread with the transport's transmit lock.
 #[derive(Default)]
 pub(super) struct KeyWork(Mutex<Option<Waiting>>);
 
@@ -136,7 +137,8 @@ impl Queues {
         }
     }
 
-    /// Invalidates a key, at the first try, and looks whether its uses have ended, after `waited`. None if some have not.
+    /// Invalidates a key, at the first try, and looks whether its uses have ended, after `waited`. None if
+    /// some have not.
     fn try_to_invalidate(&self, work: &SendWork, is_first: bool, waited: Duration) -> Option<Status> {
         let (keys, key) = (&self.engine.keys, work.immediate);
         if is_first && keys.invalidate_locally(key, self.domain, self.number).is_err() {

@@ -83,7 +83,8 @@ impl Queues {
     /// As of [`Queues::gather`].
     ///
     /// # Safety
-    /// The caller may write `work.length` bytes at `target`, and no reference to them is alive: another process may change them at any time.
+    /// The caller may write `work.length` bytes at `target`, and no reference to them is alive: another
+    /// process may change them at any time.
     #[inline]
     pub unsafe fn gather_to(
         &self,
@@ -94,13 +95,15 @@ impl Queues {
         let (target, length) = (target as usize, work.length as usize);
         if work.flags.contains(SendFlags::INLINE) {
             let source = self.send.inline_address(work) as usize;
-            // SAFETY: the target is the caller's to write. The source is in the words of the request, which stay until the queue pair is destroyed. They
-            // are as many as the length that was checked as the request was posted.
+            // SAFETY: the target is the caller's to write. The source is in the words of the request, which
+            // stay until the queue pair is destroyed. They are as many as the length that was checked as the
+            // request was posted.
             return unsafe { memory::copy_between(target, source, length) }.map_err(|_| PayloadError::Fault);
         }
         let elements = (work.sges, |index| self.send.sge(work, index));
         self.each_span(reader, elements, (0, length), (Access::empty(), self.domain), |span, done| {
-            // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans; the span has opened the source.
+            // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans;
+            // the span has opened the source.
             unsafe { memory::copy_between(target + done, span.address(), span.len()) }
                 .map_err(|_| PayloadError::Fault)
         })
@@ -284,7 +287,8 @@ impl Queues {
         let mut bytes = [0; INLINE_BUFFER];
         let part = bytes.get_mut(..sge.length as usize).ok_or(PayloadError::Room)?;
         // Reads all bytes before it writes any.
-        // SAFETY: the program gave this range for reading with the post that is under way (ibv_post_send(3), IBV_SEND_INLINE).
+        // SAFETY: the program gave this range for reading with the post that is under way (ibv_post_send(3),
+        // IBV_SEND_INLINE).
         unsafe { memory::copy_from(part, sge.address as usize) }.map_err(|_| PayloadError::Fault)?;
         view.write(at, part).map_err(|_| PayloadError::Fault)
     }
@@ -310,8 +314,8 @@ impl Queues {
         })
     }
 
-    /// Has the kernel copy `length` bytes of a send request to the bytes at `address` of another process, otherwise as [`Queues::write_to`].
-    /// `by_file`: as of [`Process::copies`].
+    /// Has the kernel copy `length` bytes of a send request to the bytes at `address` of another process,
+    /// otherwise as [`Queues::write_to`]. `by_file`: as of [`Process::copies`].
     ///
     /// # Errors
     /// As of [`Queues::write_to`].
@@ -501,8 +505,8 @@ fn address_behind(element: &Sge, skip: u32) -> Result<u64, PayloadError> {
     element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))
 }
 
-/// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of it to pass over, and how many
-/// there are.
+/// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of
+/// it to pass over, and how many there are.
 #[inline]
 fn each_piece(
     elements: impl Iterator<Item = Sge>,

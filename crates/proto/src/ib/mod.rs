@@ -6,9 +6,9 @@
 //! the queue pair, and has checked its state, the service, the P_Key, the peer's address and the invariant
 //! CRC.
 //!
-//! Both ask their user, through [`RequesterHost`] and [`ResponderHost`], to move bytes and to complete requests, and
-//! say by `poll_transmit` what goes out: headers in a buffer, and which payload belongs behind them. How fast packets
-//! may go out is for a [`Window`], shared by all queue pairs with one peer.
+//! Both ask their user, through [`RequesterHost`] and [`ResponderHost`], to move bytes and to complete
+//! requests, and say by `poll_transmit` what goes out: headers in a buffer, and which payload belongs behind
+//! them. How fast packets may go out is for a [`Window`], shared by all queue pairs with one peer.
 
 mod datagram;
 pub mod psn;
@@ -41,8 +41,8 @@ pub enum Service {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Extended reliable connection (annex A14): a connection in one direction, whose messages name the shared receive queue that they
-    /// are for. One end has only a requester, the other only a responder.
+    /// Extended reliable connection (annex A14): a connection in one direction, whose messages name the
+    /// shared receive queue that they are for. One end has only a requester, the other only a responder.
     Xrc,
 }
 

@@ -93,8 +93,8 @@ impl Link {
         }
     }
 
-    /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
-    /// `ready`: others that may send now.
+    /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program
+    /// is to be told when it is there. `ready`: others that may send now.
     pub(crate) fn stop(
         &mut self,
         endpoint: &Endpoint,

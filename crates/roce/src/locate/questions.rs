@@ -96,7 +96,8 @@ pub(super) struct Question {
     pub(super) local: IpAddr,
     pub(super) peer: SocketAddr,
     pub(super) lane: Weak<Lane>,
-    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if nobody answers.
+    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if
+    /// nobody answers.
     pub(super) askers: Vec<u32>,
     pub(super) asked: usize,
     pub(super) hurries: u32,

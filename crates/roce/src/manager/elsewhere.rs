@@ -40,7 +40,8 @@ pub(super) fn transaction_of(mad: &[u8; MAD_LEN]) -> Option<u64> {
     Some(Mad::parse(mad)?.header.transaction_id.get())
 }
 
-/// Tells senders of requests at which UDP port this process hears requests. Any user's process can name a sender, so there is a limit. Thread-safe.
+/// Tells senders of requests at which UDP port this process hears requests. Any user's process can name a
+/// sender, so there is a limit. Thread-safe.
 pub(crate) struct Notifier(Limit);
 
 impl Default for Notifier {
@@ -119,7 +120,8 @@ mod tests {
         assert_eq!(name_of(&Message::from(Rtu::default()).to_mad(1).to_bytes()), None);
     }
 
-    /// Another user's process that has this one send notices to an address gets only so many sent there, and hardly any other address has fewer.
+    /// Another user's process that has this one send notices to an address gets only so many sent there, and
+    /// hardly any other address has fewer.
     #[test]
     fn notices_to_an_address_have_a_limit() {
         let notifier = Notifier::default();

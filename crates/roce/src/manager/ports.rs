@@ -25,7 +25,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Holds a port; port 0 chooses one. `is_local` says whether an address is one of this host, and `locals` lists them.
+    /// Holds a port; port 0 chooses one. `is_local` says whether an address is one of this host, and `locals`
+    /// lists them.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EMFILE.
@@ -146,9 +147,8 @@ pub(crate) fn names(space: PortSpace, address: SocketAddr) -> [Vec<u8>; 2] {
     [address, wildcard_of(address)].map(|address| socket_name(space, address))
 }
 
-/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do where all keep the rules; else our own
-/// user is preferred, and
-/// root to others.
+/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do
+/// where all keep the rules; else our own user is preferred, and root to others.
 pub(crate) fn choose<C: std::ops::Deref<Target = Connection>>(
     listeners: impl Iterator<Item = C>,
 ) -> Option<C> {

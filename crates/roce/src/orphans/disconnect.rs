@@ -1,7 +1,7 @@
 //! Disconnect requests in the name of processes that are gone (IB-CM-47).
 //!
-//! They go to UDP port 4791 of the peer's host. If its holder is an adverb and has told where the peer's queue pair lives, they go there, too, since the
-//! holder may be of another user than the peer.
+//! They go to UDP port 4791 of the peer's host. If its holder is an adverb and has told where the peer's
+//! queue pair lives, they go there, too, since the holder may be of another user than the peer.
 
 use super::Entry;
 use crate::gsi::{Gsi, MadSource};
@@ -208,7 +208,8 @@ fn packet(mad: &[u8; MAD_LEN], flow: &Flow) -> Vec<u8> {
     packet
 }
 
-/// Tries any entries of a record. Each request is one that its peer understands, and only an answer to our question tells where the peer lives.
+/// Tries any entries of a record. Each request is one that its peer understands, and only an answer to our
+/// question tells where the peer lives.
 #[cfg(any(test, fuzzing))]
 pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
     use adverb_wire::ib::mad::Mad;

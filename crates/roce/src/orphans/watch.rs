@@ -206,7 +206,8 @@ type Announcement = (u32, libc::pid_t);
 #[derive(Debug, PartialEq, Eq)]
 struct TooManyDescriptors;
 
-/// The next announcement, if there is one. Never waits: the closing thread closes descriptors that come along.
+/// The next announcement, if there is one. Never waits: the closing thread closes descriptors that come
+/// along.
 fn receive(socket: &Connection) -> Result<Option<Announcement>, TooManyDescriptors> {
     let mut bytes = [0; 5];
     match socket.receive_with(&mut bytes) {
@@ -314,7 +315,8 @@ mod tests {
         assert_eq!(sent, 4);
     }
 
-    /// A process passes descriptors with its announcements: the parent keeps none, and no thread waits for their close but the closing one.
+    /// A process passes descriptors with its announcements: the parent keeps none, and no thread waits for
+    /// their close but the closing one.
     #[test]
     fn a_descriptor_that_comes_along_is_closed_by_a_thread_that_may_wait() {
         let (here, there) = watched();

@@ -22,7 +22,8 @@ pub(super) struct Peer {
     met: u64,
 }
 
-/// The peers that a datagram socket knows, by their addresses: [`MAX_PEERS`] at most. It forgets those met longest ago.
+/// The peers that a datagram socket knows, by their addresses: [`MAX_PEERS`] at most. It forgets those met
+/// longest ago.
 #[derive(Default)]
 pub(super) struct Peers {
     known: HashMap<SocketAddr, Peer>,

@@ -2,7 +2,8 @@
 //! handler keeps them until the copy is over, and sends them again. So they wait until the program takes
 //! them.
 //!
-//! The handler finds what belongs to its thread in a table. A thread-local variable would be allocated in it, at first.
+//! The handler finds what belongs to its thread in a table. A thread-local variable would be allocated in it,
+//! at first.
 
 use super::handler::{SIGNALS, index};
 use std::cell::UnsafeCell;
@@ -26,7 +27,8 @@ struct Place {
     kept: [UnsafeCell<MaybeUninit<libc::siginfo_t>>; SIGNALS.len()],
 }
 
-// SAFETY: what is kept is written and read by the thread that owns the place, and by its handlers, one after the other.
+// SAFETY: what is kept is written and read by the thread that owns the place, and by its handlers, one after
+// the other.
 unsafe impl Sync for Place {}
 
 static PLACES: [Place; MOST_THREADS] = [const {
@@ -82,7 +84,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Keeps a signal that has been sent to the calling thread, if the thread keeps signals now. Of several ones the first is kept, as the kernel does. For the handler.
+/// Keeps a signal that has been sent to the calling thread, if the thread keeps signals now. Of several ones
+/// the first is kept, as the kernel does. For the handler.
 pub(super) fn keep(signal: libc::c_int, info: &libc::siginfo_t) -> bool {
     let name = own_name();
     let Some(place) = places(name).find(|place| place.owner.load(Ordering::SeqCst) == name) else {

@@ -98,7 +98,8 @@ impl Requester {
         self.rewind(now, feedback);
     }
 
-    /// The number of retries, if the next one would be too many: of those after silence, or of those after the peer has had no receive.
+    /// The number of retries, if the next one would be too many: of those after silence, or of those after
+    /// the peer has had no receive.
     pub fn last_retry(&self, is_not_ready: bool) -> Option<u8> {
         let RequesterOptions { retry_count, rnr_retry, .. } = self.options;
         let (retries, most) = match is_not_ready {
@@ -141,9 +142,9 @@ impl Requester {
         self.entries = VecDeque::new();
     }
 
-    /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The request
-    /// completes with `status` when those before it are complete, which may be at once. The packet counts as one that
-    /// was in flight, in the window too: its cost is part of what is rewound.
+    /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The
+    /// request completes with `status` when those before it are complete, which may be at once. The packet
+    /// counts as one that was in flight, in the window too: its cost is part of what is rewound.
     // IB-RC-REQ-18
     pub fn fail(
         &mut self,
