@@ -79,8 +79,8 @@ impl Record {
     /// A new record for a program: the value for its environment, and the parent's end.
     ///
     /// # Errors
-    /// Those of memfd_create(2), fcntl(2), socketpair(2) and mmap(2). Another one if the memfd cannot have its
-    /// length.
+    /// Those of memfd_create(2), fcntl(2), socketpair(2) and mmap(2). Another one if the memfd cannot have
+    /// its length.
     pub fn create() -> io::Result<(String, Watch)> {
         // SAFETY: a constant C string; the descriptor is new.
         let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_ALLOW_SEALING) };

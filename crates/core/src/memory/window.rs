@@ -36,9 +36,11 @@ pub struct Bind {
 /// How a request to bind a window ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BindOutcome {
-    /// The window opens the bytes.
+    /// The window opens the bytes, or nothing after a bind with length 0. Its former bytes are not in use any
+    /// more.
     Bound,
-    /// The window's former bytes are still in use. It opens nothing now, and the bind is to be tried again without these uses.
+    /// The window's former bytes are still in use. The window opens nothing now. The bind is to be tried
+    /// again when these uses have ended.
     InUse,
 }
 
@@ -86,8 +88,11 @@ impl Keys {
         Ok(key)
     }
 
-    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. Waits for nobody, not even while the window's former bytes are
-    /// in use.
+    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. Does not
+    /// wait: while the window's former bytes are in use, it answers [`BindOutcome::InUse`], and the window
+    /// opens nothing. The old key is invalid in both cases.
+    ///
+    /// Caller: tries again after [`BindOutcome::InUse`], or fails the request.
     pub(crate) fn bind(
         &self,
         domain: u32,
@@ -109,13 +114,13 @@ impl Keys {
         // IB-MW-5
         let entry = match (bind.length, kind) {
             (0, WindowType::One) => None,
-            (0, WindowType::Two) => return Err("a window of type 2 cannot be bound to no bytes"),
+            (0, WindowType::Two) => return Err("a window of type 2 cannot be bound to 0 bytes"),
             _ => Some(self.bound_entry(domain, queue_pair, kind, bind)?),
         };
         let Some(slot) = self.slot(old) else { return Err("there is no such window") };
         self.invalidate(old);
         windows.release(index);
-        // A lender waits for nobody when it takes back what it has lent, so this holds the lock for a moment.
+        // `is_used_still` recalls loans without waiting, so the lock is held briefly.
         if self.is_used_still(slot) {
             return Ok(BindOutcome::InUse);
         }

@@ -58,15 +58,16 @@ impl ExtendedTarget {
         }
     }
 
-    /// Counts the queue pair as a user of the indirection table of RSS. Called once, as the queue pair is made.
+    /// Counts the queue pair as a user of the indirection table of RSS. Called once, as the queue pair is
+    /// made.
     pub(super) fn begin(&self) {
         if let Choice::Rss(table, _) = &self.choice {
             table.users().enter();
         }
     }
 
-    /// Releases the indirection table of RSS. Called once after [`ExtendedTarget::begin`], as the queue pair is
-    /// destroyed. An XRC target releases its domain with each handle ([`ExtendedTarget::leave`]).
+    /// Releases the indirection table of RSS. Called once after [`ExtendedTarget::begin`], as the queue pair
+    /// is destroyed. An XRC target releases its domain with each handle ([`ExtendedTarget::leave`]).
     pub(super) fn end(&self) {
         if let Choice::Rss(table, _) = &self.choice {
             table.users().leave();
