@@ -1,9 +1,10 @@
 //! Disconnect requests for the connections of killed processes, the orphans.
 //!
-//! A kernel ends the connections of a process that is killed. Here only the parent is left to do it: `adverb run` makes a record in a memfd, which its
-//! program and the program's children inherit and write their connections into. A process that does so tells the parent by a socket that it has inherited,
-//! too. When such a process has ended, also one that another process has started, the parent sends disconnect requests for the connections that it has
-//! left.
+//! A kernel ends the connections of a process that is killed. Here only the parent is left to do it:
+//! `adverb run` makes a record in a memfd, which its program and the program's children inherit and write
+//! their connections into. A process that does so tells the parent by a socket that it has inherited, too.
+//! When such a process has ended, also one that another process has started, the parent sends disconnect
+//! requests for the connections that it has left.
 
 mod disconnect;
 mod watch;

@@ -129,7 +129,8 @@ impl Keys {
         if let Some(window) = windows.all.get_mut(&index) {
             (window.key, window.region) = (bind.key, Some(bind.region));
         }
-        // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does not wait.
+        // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does
+        // not wait.
         unsafe { self.fill(slot, bind.key, entry) };
         Ok(BindOutcome::Bound)
     }

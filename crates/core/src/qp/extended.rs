@@ -119,7 +119,8 @@ impl ExtendedTarget {
 }
 
 impl Queues {
-    /// Of a target queue pair: the shared receive queues of its domain, to be held while a packet is taken in.
+    /// Of a target queue pair: the shared receive queues of its domain, to be held while a packet is taken
+    /// in.
     pub fn shared_queues(&self) -> Option<SharedQueues<'_>> {
         match &self.receives {
             Receives::Extended(extended) => {
