@@ -1,6 +1,7 @@
-// Every name that librdmacm.so.1 exports, under its version node. The engine and the code behind these names live in
-// libibverbs.so.1, which exports each as `adverb_<name>` in a private node; librdmacm.so.1 jumps there. Whoever includes
-// this file defines the macro `rdmacm_exports` first. The calls of rdma_cm can be watched, and those of sockets cannot.
+// Every name that librdmacm.so.1 exports, under its version node. The engine and the code behind these names
+// live in libibverbs.so.1, which exports each as `adverb_<name>` in a private node; librdmacm.so.1 jumps
+// there. The including file defines the macro `rdmacm_exports` first. The calls of rdma_cm can be watched,
+// and those of sockets cannot.
 rdmacm_exports! {
     calls "RDMACM_1.0":
         rdma_accept rdma_ack_cm_event rdma_bind_addr rdma_connect rdma_create_ep rdma_create_event_channel

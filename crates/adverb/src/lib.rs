@@ -182,9 +182,10 @@
 //!
 //! # Choices that the environment makes
 //!
-//! `ADVERB_DEVICE` names the devices that a program sees. `ADVERB_LOG` (`error`, `warn`, `info`, `packets`) has the engine say what it
-//! does on standard error. `ADVERB_PCAP` writes what goes over the connections to a file for Wireshark. `adverb devices` shows the
-//! effect. A value that means nothing is said so on standard error, once.
+//! `ADVERB_DEVICE` names the devices that a program sees. `ADVERB_LOG` (`error`, `warn`, `info`, `packets`)
+//! has the engine say what it does on standard error. `ADVERB_PCAP` writes what goes over the connections to
+//! a file for Wireshark. `adverb devices` shows the effect. adverb reports an invalid value on standard
+//! error, once.
 //!
 //! # Threads, fork, and waiting
 //!

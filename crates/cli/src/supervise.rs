@@ -1,7 +1,8 @@
-//! Starts a process and stands between it and whoever started us: signals go through, stops and the end come back.
+//! Starts a process and stands between it and our own parent: signals go through, stops and the end come
+//! back.
 //!
-//! The program stays in our process group. So the terminal's own signals (Ctrl-C, Ctrl-Z, hang-up) reach it without
-//! our help, and only signals that somebody sent to us alone are passed on.
+//! The program stays in our process group. So the terminal's own signals (Ctrl-C, Ctrl-Z, hang-up) reach it
+//! without our help, and only signals that a process sent to us alone are passed on.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -17,8 +18,8 @@ pub(crate) trait Stops {
 
 /// Runs `command` to its end; its exit status, or 128 + N when signal N ended it.
 ///
-/// Changes the signal mask of the calling thread, for good; other threads must block all signals. If this process is killed, the
-/// program is, too.
+/// Changes the signal mask of the calling thread, for good; other threads must block all signals. If this
+/// process is killed, the program is, too.
 ///
 /// # Errors
 /// When the program could not be started.
@@ -28,8 +29,8 @@ pub(crate) fn run(command: &mut Command, stops: &dyn Stops) -> io::Result<u8> {
     // SAFETY: both are valid signal sets, and SIG_BLOCK is a valid operation.
     unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const watched, &raw mut before) };
     let parent = std::process::id() as libc::pid_t;
-    // SAFETY: the closure runs between fork and exec and calls async-signal-safe functions only (sigprocmask, prctl,
-    // getppid); it owns the signal set that it points to.
+    // SAFETY: the closure runs between fork and exec and calls async-signal-safe functions only (sigprocmask,
+    // prctl, getppid); it owns the signal set that it points to.
     unsafe {
         command.pre_exec(move || {
             libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
@@ -89,8 +90,8 @@ fn wait_for(set: &libc::sigset_t) -> io::Result<(libc::c_int, bool)> {
     }
 }
 
-/// What became of the child: its exit status, or none while it lives. A child that the terminal stopped stops us, so
-/// that the shell sees the job stopped.
+/// What became of the child: its exit status, or none while it lives. A child that the terminal stopped stops
+/// us, so that the shell sees the job stopped.
 fn child_news(pid: libc::pid_t, stops: &dyn Stops) -> io::Result<Option<u8>> {
     loop {
         let mut status = 0;
@@ -109,7 +110,8 @@ fn child_news(pid: libc::pid_t, stops: &dyn Stops) -> io::Result<Option<u8>> {
                 && [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&libc::WSTOPSIG(status)) =>
             {
                 stops.about_to_stop();
-                // SAFETY: takes no pointers. After SIGCONT to us (the shell's "fg" sends it to the group) we go on.
+                // SAFETY: takes no pointers. After SIGCONT to us (the shell's "fg" sends it to the group) we
+                // go on.
                 unsafe { libc::raise(libc::SIGSTOP) };
                 stops.goes_on();
             }

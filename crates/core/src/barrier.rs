@@ -1,8 +1,10 @@
 //! A memory barrier of which one side pays nothing.
 //!
-//! Two threads each store a word and then look at the other's word. At least one is to see the other's store, and for that both need a full fence between
-//! store and look. Where one thread comes time and again and the other seldom, the seldom one pays for both. [`heavy`] has the kernel make every running
-//! thread of the process pass a full barrier (membarrier(2)). The frequent thread only keeps the compiler from changing the order ([`light`]).
+//! Two threads each store a word and then look at the other's word. At least one is to see the other's store,
+//! and for that both need a full fence between store and look. If one thread runs often and the other rarely,
+//! the rare one pays for both fences. [`heavy`] has the kernel make every running thread of the process pass
+//! a full barrier (membarrier(2)). The frequent thread only keeps the compiler from changing the order
+//! ([`light`]).
 
 use crate::sync::{fence, light_fence};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,7 +19,8 @@ const ASYMMETRIC: u8 = 2;
 
 static KIND: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Registers the process, if the kernel offers that and lets it. Until then both sides use full fences. Thread-safe; all calls but the first cost nothing.
+/// Registers the process, if the kernel offers that and lets it. Until then both sides use full fences.
+/// Thread-safe; all calls but the first cost nothing.
 pub(crate) fn set_up() -> bool {
     if KIND.load(Ordering::Relaxed) == UNKNOWN {
         let kind = if register() { ASYMMETRIC } else { SYMMETRIC };
@@ -40,13 +43,15 @@ pub(crate) fn light() {
     if is_asymmetric() { light_fence() } else { fence(Ordering::SeqCst) }
 }
 
-/// The seldom side's fence, between its store and its look: a system call of some microseconds. Behind it, each other thread of the process has either made
-/// its own store visible, or sees the caller's with its next look.
+/// The seldom side's fence, between its store and its look: a system call of some microseconds. Behind it,
+/// each other thread of the process has either made its own store visible, or sees the caller's with its next
+/// look.
 #[cold]
 pub(crate) fn heavy() {
     fence(Ordering::SeqCst);
     if !cfg!(loom) && is_asymmetric() && !barrier() {
-        // A filter of the program's forbids the call now, or the kernel has no memory for it. No processor keeps a store to itself for so long.
+        // A filter of the program's forbids the call now, or the kernel has no memory for it. No processor
+        // keeps a store to itself for so long.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -478,8 +478,9 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// A program that has polled in vain for a while lets other threads run now and then. On a busy machine the peer may be among them, and would otherwise
-    /// wait for the end of this thread's time slice. While messages come and go it does not yield.
+    /// A program whose last polls found nothing lets other threads run now and then. On a busy machine the
+    /// peer may be among them, and would otherwise wait for the end of this thread's time slice. While
+    /// messages come and go it does not yield.
     #[inline]
     fn found_nothing(&self) {
         const POLLS_BEFORE_YIELD: u32 = 256;

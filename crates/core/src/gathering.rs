@@ -1,21 +1,25 @@
 //! Posts that wait to be gathered: while a program polls, its posts between two polls may leave together.
 //!
-//! A transport decides which posts are *put off*. The next thread that visits the lane sends them: a thread that polls, that posts, or that takes in an
-//! acknowledgement. For that it looks at one word, `state`; no system call is made. A timer of the background thread runs from the first post that is put
-//! off until none has been put off for a while. When the timer finds that no thread has visited the lane, the background thread sends. When it has found
-//! that as many times in a row as the transport wants, posts leave at once until the program polls again.
+//! A transport decides which posts are *put off*. The next thread that visits the lane sends them: a thread
+//! that polls, that posts, or that takes in an acknowledgement. For that it looks at one word, `state`; no
+//! system call is made. A timer of the background thread runs from the first post that is put off until none
+//! has been put off for a while. When the timer finds that no thread has visited the lane, the background
+//! thread sends. When it has found that as many times in a row as the transport wants, posts leave at once
+//! until the program polls again.
 //!
-//! The posting thread makes its post visible, and then swaps `state` to `WAITING`. The sending thread changes `state` from `WAITING` to `TAKEN`, and then
-//! looks for posts: so it sees every post whose thread it has taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer
-//! goes back to `IDLE`, or that thread where it can set none. If it finds `WAITING` as it goes back, it sends the posts. `model` checks that no post stays
-//! behind.
+//! The posting thread makes its post visible, and then swaps `state` to `WAITING`. The sending thread changes
+//! `state` from `WAITING` to `TAKEN`, and then looks for posts: so it sees every post whose thread it has
+//! taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer goes back to
+//! `IDLE`, or that thread where it can set none. If it finds `WAITING` as it goes back, it sends the posts.
+//! `model` checks that no post stays behind.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Until the first look of the timer, and the longest time between two looks: that doubles as long as threads visit the lane.
+/// Until the first look of the timer, and the longest time between two looks: that doubles as long as threads
+/// visit the lane.
 const LOOK: Duration = Duration::from_micros(40);
 const LONGEST_LOOK: Duration = Duration::from_micros(160);
 
@@ -43,7 +47,8 @@ pub struct Gathering {
     visits: AtomicU32,
     /// The number of visits at the last look of the timer.
     seen: AtomicU32,
-    /// The number of visits after which no more are expected: the timer has found so, or the program arms a completion queue.
+    /// The number of visits after which no more are expected: the timer has found so, or the program arms a
+    /// completion queue.
     last: AtomicU32,
     /// Microseconds between two looks.
     pause: AtomicU32,
@@ -55,7 +60,8 @@ pub struct Gathering {
 }
 
 impl Gathering {
-    /// For a lane that no thread has polled yet. After `looks` looks of the timer in a row without a visit, no more are expected; at least one.
+    /// For a lane that no thread has polled yet. After `looks` looks of the timer in a row without a visit,
+    /// no more are expected; at least one.
     pub fn new(lane: Weak<dyn GatheredLane>, timers: &'static dyn Timers, looks: u32) -> Arc<Self> {
         Arc::new(Self {
             lane,
@@ -71,7 +77,8 @@ impl Gathering {
         })
     }
 
-    /// The calling thread polls, or posts a request that leaves at once. Returns whether it is to send the posts that wait.
+    /// The calling thread polls, or posts a request that leaves at once. Returns whether it is to send the
+    /// posts that wait.
     #[inline]
     #[must_use]
     pub fn polled(&self) -> bool {
@@ -86,14 +93,16 @@ impl Gathering {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The program is about to sleep: posts leave at once until it polls again. Returns whether the calling thread is to send the posts that wait.
+    /// The program is about to sleep: posts leave at once until it polls again. Returns whether the calling
+    /// thread is to send the posts that wait.
     #[must_use]
     pub fn rest(&self) -> bool {
         self.last.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
         self.take()
     }
 
-    /// Whether the calling thread is to send the posts that wait. A thread that sends anyway calls this before it looks for posts.
+    /// Whether the calling thread is to send the posts that wait. A thread that sends anyway calls this
+    /// before it looks for posts.
     #[inline]
     pub fn take(&self) -> bool {
         let takes = self.waits() && self.change(WAITING, TAKEN);
@@ -136,8 +145,8 @@ impl Gathering {
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
-        // Looks in vain are counted on from one run of the timer to the next, unless there was a visit. So a program that posts now and then, and does not
-        // poll, is found out.
+        // A new run of the timer keeps the count of empty looks, unless there was a visit. So the engine
+        // recognises a program that posts rarely and never polls.
         if self.seen.swap(visits, Ordering::Relaxed) != visits {
             self.vain.store(0, Ordering::Relaxed);
         }

@@ -1,13 +1,17 @@
 //! A lock for work of a few dozen nanoseconds, mostly with no other thread about.
 //!
-//! A thread that has taken the lock many times in a row becomes its *favourite*: from then on it takes the lock and lets go by plain stores. So no locked
-//! instruction holds up its last stores, which are for the other processor. Another thread that comes ends that. It takes the *gate*, stores that there is
-//! no favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits until the former favourite has let go. Each
-//! time that this happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
+//! A thread that has taken the lock many times in a row becomes its *favourite*: from then on it takes the
+//! lock and lets go by plain stores. So no locked instruction delays its stores on the way to the other
+//! processor. Another thread that wants the lock revokes that. It takes the *gate*, stores that there is no
+//! favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits
+//! until the former favourite has let go. Each time that this happens, more takings in a row are wanted for
+//! the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
-//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment,
-//! then counts itself among the sleepers and sleeps. The holder frees the word, then looks whether there are sleepers. Its processor may do the
-//! look first, and then the holder wakes no thread. Therefore a sleep ends by itself after [`SLEEP`]. `model` checks all but the sleep.
+//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that
+//! finds the lock taken spins for a moment, then counts itself among the sleepers and sleeps. The holder
+//! frees the word, then looks whether there are sleepers. Its processor may execute that load before the
+//! store that frees the word. Then the holder wakes no thread. So a sleep lasts [`SLEEP`] at most. `model`
+//! checks all but the sleep.
 
 use crate::barrier;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence, light_fence};
@@ -29,7 +33,8 @@ const MOST: u32 = 1 << 20;
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 
-/// Threads that may be favourites of one lock, in its whole life. So one that sets everything up leaves the favour to others.
+/// Threads that may be favourites of one lock, in its whole life. So one that sets everything up leaves the
+/// favour to others.
 const SEATS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// Stands in the place of a thread, and of a seat, where there is none.
@@ -48,7 +53,8 @@ fn this_thread() -> usize {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     {
         let thread: usize;
-        // SAFETY: the first word behind the thread pointer holds the thread pointer (System V ABI for x86-64, thread-local storage).
+        // SAFETY: the first word behind the thread pointer holds the thread pointer (System V ABI for x86-64,
+        // thread-local storage).
         unsafe {
             std::arch::asm!("mov {}, fs:0", out(reg) thread, options(pure, readonly, nostack, preserves_flags))
         };
@@ -75,8 +81,8 @@ fn this_thread() -> usize {
     }
 }
 
-/// The words that a favourite writes. They belong to one thread for good: a former favourite may be kept from its processor in the middle of an attempt, and
-/// write there much later.
+/// The words that a favourite writes. They belong to one thread for good: a former favourite may be kept from
+/// its processor in the middle of an attempt, and write there much later.
 #[derive(Default)]
 struct Seat {
     /// The thread. Set once, with the gate.
@@ -85,10 +91,11 @@ struct Seat {
     held: AtomicU32,
 }
 
-/// A lock for work of a few dozen nanoseconds. A thread that takes it many times in a row gets cheaper access (see the module).
-/// A panic leaves the lock free: its value is consistent between any two statements.
+/// A lock for work of a few dozen nanoseconds. A thread that takes it many times in a row gets cheaper access
+/// (see the module). A panic leaves the lock free: its value is consistent between any two statements.
 pub struct Lock<T> {
-    /// Taken by all but the favourite. The thread that has it changes the favourite, and has the value once no thread holds that from a seat.
+    /// Taken by all but the favourite. The thread that has it changes the favourite, and has the value once
+    /// no thread holds that from a seat.
     gate: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
@@ -177,10 +184,12 @@ impl<T> Lock<T> {
             return None;
         }
         seat.held.store(TAKEN, Ordering::Relaxed);
-        // This thread stores `held` and then looks at `favourite`. A thread that ends the favour stores `favourite`, has all other threads pass a barrier,
-        // and then looks at `held`. So at least one of the two sees the other's store.
+        // This thread stores `held` and then looks at `favourite`. A thread that ends the favour stores
+        // `favourite`, has all other threads pass a barrier, and then looks at `held`. So at least one of the
+        // two sees the other's store.
         light_fence();
-        // If the favour stands, no other thread has had the value since this one had it last: there is nothing to acquire.
+        // If the favour stands, no other thread has had the value since this one had it last: there is
+        // nothing to acquire.
         if self.favourite.load(Ordering::Relaxed) == favourite {
             return Some(seat);
         }
@@ -192,8 +201,8 @@ impl<T> Lock<T> {
     #[cold]
     fn favour_is_over(&self, seat: &Seat) {
         self.let_go(&seat.held);
-        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the gate taken now, the other one looks at the
-        // seat again.
+        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the
+        // gate taken now, the other one looks at the seat again.
         fence(Ordering::SeqCst);
     }
 
@@ -223,14 +232,16 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Whether no thread has the value from a seat. The calling thread then sees all that those threads did to the value.
+    /// Whether no thread has the value from a seat. The calling thread then sees all that those threads did
+    /// to the value.
     #[inline]
     fn all_seats_are_free(&self) -> bool {
         self.seats.iter().all(|seat| seat.held.load(Ordering::Acquire) == FREE)
     }
 
-    /// The calling thread has let go of the gate, since a seat was held. Returns whether no seat is held by now. Then this thread and one that came to the
-    /// gate meanwhile may both have found the lock taken by the other's attempt alone.
+    /// The calling thread has let go of the gate, since a seat was held. Returns whether no seat is held by
+    /// now. Then this thread and one that came to the gate meanwhile may both have found the lock taken by
+    /// the other's attempt alone.
     #[cold]
     fn is_free_after_all(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -239,22 +250,25 @@ impl<T> Lock<T> {
 
     #[inline]
     fn take_gate(&self) -> bool {
-        // Acquire: this thread sees all that the last holder did to the value. The model checker does not know that nothing comes between the two halves of
-        // a swap. It gets an exchange, which writes nothing where a swap would write the same value again.
+        // Acquire: this thread sees all that the last holder did to the value. The model checker does not
+        // know that nothing comes between the two halves of a swap. It gets an exchange, which writes nothing
+        // where a swap would write the same value again.
         #[cfg(loom)]
         return self.gate.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         #[cfg(not(loom))]
         return self.gate.swap(TAKEN, Ordering::Acquire) == FREE;
     }
 
-    /// With the gate: whether the value comes with it. If not, the gate is free again, and there is no favourite but the calling thread.
+    /// With the gate: whether the value comes with it. If not, the gate is free again, and there is no
+    /// favourite but the calling thread.
     #[cold]
     fn end_favour(&self) -> bool {
         let favourite = self.favourite.load(Ordering::Relaxed);
         let seat = self.seats.get(favourite.wrapping_sub(1));
         if seat.is_some_and(|seat| seat.thread.load(Ordering::Relaxed) != this_thread()) {
             self.favourite.store(NO_THREAD, Ordering::Relaxed);
-            // Now the favourite sees that it is none any more, or this thread sees below that the favourite holds the value.
+            // Now the favourite sees that it is none any more, or this thread sees below that the favourite
+            // holds the value.
             barrier::heavy();
             self.wanted.store((self.wanted.load(Ordering::Relaxed) * 2).min(MOST), Ordering::Relaxed);
         }
@@ -266,7 +280,8 @@ impl<T> Lock<T> {
         false
     }
 
-    /// With the gate, which is free afterwards: a thread that has had it many times in a row becomes the favourite.
+    /// With the gate, which is free afterwards: a thread that has had it many times in a row becomes the
+    /// favourite.
     #[inline(never)]
     fn let_go_of_gate(&self) {
         self.count();
@@ -387,7 +402,8 @@ impl<'a, T> LockGuard<'a, T> {
         Self { lock, seat, stays: PhantomData }
     }
 
-    /// Lets go, in line: a drop is a call, where the compiler has several of them. No method, so that it hides none of the value's own.
+    /// Lets go, in line: a drop is a call, where the compiler has several of them. No method, so that it
+    /// hides none of the value's own.
     #[inline(always)]
     pub fn release(guard: Self) {
         ManuallyDrop::new(guard).let_go();
@@ -407,7 +423,8 @@ impl<T> Deref for LockGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the thread that made the guard found the lock free, and no other thread does while the guard lives.
+        // SAFETY: the thread that made the guard found the lock free, and no other thread does while the
+        // guard lives.
         unsafe { &*self.lock.value.get() }
     }
 }

@@ -75,7 +75,8 @@ pub unsafe extern "C" fn ibv_create_comp_channel(pointer: *mut ibv_context) -> *
     }
 }
 
-/// Ends a channel (`ibv_create_comp_channel(3)`): an error number, `EBUSY` while completion queues report on it.
+/// Ends a channel (`ibv_create_comp_channel(3)`): an error number, `EBUSY` while completion queues report on
+/// it.
 ///
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
@@ -91,7 +92,8 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     0
 }
 
-/// Creates a queue on behalf of both interfaces, in the parent domain, if there is one; `finish` completes the structure that C will see.
+/// Creates a queue on behalf of both interfaces, in the parent domain, if there is one; `finish` completes
+/// the structure that C will see.
 ///
 /// # Safety
 /// `pointer` and `channel` are NULL or live objects.
@@ -194,8 +196,8 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     object.inner.core.moderate(cq_count, cq_period).map_or_else(|error| refusal(&error), |()| 0)
 }
 
-/// Ends a queue (`ibv_create_cq(3)`): an error number, `EBUSY` while queue pairs complete on it. Waits until all events
-/// that were handed out are acknowledged.
+/// Ends a queue (`ibv_create_cq(3)`): an error number, `EBUSY` while queue pairs complete on it. Waits until
+/// all events that were handed out are acknowledged.
 ///
 /// # Safety
 /// `cq` is NULL or a completion queue that is not used any more.
@@ -226,8 +228,8 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Waits for the next event of a channel (`ibv_get_cq_event(3)`): -1 and `errno` on failure, `EAGAIN` if the descriptor
-/// was made non-blocking. A cancellation point.
+/// Waits for the next event of a channel (`ibv_get_cq_event(3)`): -1 and `errno` on failure, `EAGAIN` if the
+/// descriptor was made non-blocking. A cancellation point.
 ///
 /// # Safety
 /// `channel` is NULL or a channel; `cq` and `cq_context` are valid.
@@ -245,8 +247,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     match object.inner.wait() {
         Ok(queue) => {
             let found = queue.cookie() as *mut ibv_cq;
-            // SAFETY: a queue with an event that is not acknowledged is not freed; the results are valid by the caller's
-            // promise.
+            // SAFETY: a queue with an event that is not acknowledged is not freed; the results are valid by
+            // the caller's promise.
             unsafe {
                 *cq = found;
                 *cq_context = (*found).cq_context;
@@ -291,8 +293,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, target: *m
 
 #[inline]
 fn work_completion(core: &Completion) -> ibv_wc {
-    // Field by field: where a poll has just taken a message in, the fields have just been stored one by one, and the processor makes a load of several of them wait until the stores
-    // before it have left.
+    // Copies field by field. A poll has just stored these fields one by one, and a wider load would wait
+    // until all stores have left the store buffer (failed store forwarding).
     let field = |field: &u32| {
         // SAFETY: a reference.
         unsafe { std::ptr::from_ref(field).read_volatile() }

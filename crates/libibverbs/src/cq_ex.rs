@@ -34,12 +34,14 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
 /// The flags that need a look at the clock.
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/// The completion under an extended poll, and the lock of whoever polls.
+/// The completion under an extended poll, and the lock of the polling thread.
 ///
-/// Whoever polls owns `current` and nothing else of it: others come to the lock meanwhile. So there is never an exclusive reference to a whole cursor.
+/// The polling thread owns `current` and nothing else: others come to the lock meanwhile. So there is never
+/// an exclusive reference to a whole cursor.
 pub struct Cursor {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    /// Whether the lock is taken: not if the program has promised to use one thread. Changed by the creator alone.
+    /// Whether the lock is taken: not if the program has promised to use one thread. Changed by the creator
+    /// alone.
     locked: bool,
     current: UnsafeCell<Option<Completion>>,
 }
@@ -78,8 +80,8 @@ impl Cursor {
     }
 }
 
-/// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have here, `EINVAL` for
-/// a domain that is no parent domain.
+/// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have
+/// here, `EINVAL` for a domain that is no parent domain.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     pointer: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -167,7 +169,8 @@ pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_po
         return libc::EINVAL;
     }
     let cursor = &object.inner.cursor;
-    // SAFETY: the caller is not between start and end. Once the cursor is entered, it is this thread's; no completion is under it unless one was taken.
+    // SAFETY: the caller is not between start and end. Once the cursor is entered, it is this thread's; no
+    // completion is under it unless one was taken.
     unsafe {
         cursor.enter();
         let result = advance(object);

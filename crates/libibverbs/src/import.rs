@@ -1,8 +1,10 @@
-//! Import of open devices and of their objects (`ibv_import_device(3)`), by the process that opened them and by others of its user.
+//! Import of open devices and of their objects (`ibv_import_device(3)`), by the process that opened them and
+//! by others of its user.
 //!
-//! The command descriptor of a context is a memfd. It stands for the context, whoever holds a duplicate of it, and says to other processes
-//! where to ask for its objects ([`adverb_core::export`]). What they import is of their own engine: a domain of theirs, and in it regions of the
-//! same pages by the same addresses, under keys that `lkey` and `rkey` say.
+//! The command descriptor of a context is a memfd. Each duplicate of it stands for the context, and says to
+//! other processes where to ask for its objects ([`adverb_core::export`]). What they import is of their own
+//! engine: a domain of theirs, and in it regions of the same pages by the same addresses, under keys that
+//! `lkey` and `rkey` say.
 
 use core::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
@@ -51,9 +53,10 @@ fn is_ours(descriptor: RawFd) -> bool {
         .is_ok_and(|link| link.to_str() == Some("/memfd:adverb-context (deleted)"))
 }
 
-/// Opens the device of a command descriptor anew, so that objects of the context which it belongs to can be imported: NULL and `errno` on
-/// failure, `EINVAL` for what is no command descriptor, `ENODEV` if this process does not have the device, `EOPNOTSUPP` if the process that
-/// opened it has ended; as [`Remote::device`]. The descriptor belongs to the new context.
+/// Opens the device of a command descriptor anew, so that objects of the context which it belongs to can be
+/// imported: NULL and `errno` on failure, `EINVAL` for what is no command descriptor, `ENODEV` if this
+/// process does not have the device, `EOPNOTSUPP` if the process that opened it has ended; as
+/// [`Remote::device`]. The descriptor belongs to the new context.
 pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
     let Some(identity) = identity(descriptor).filter(|_| is_ours(descriptor)) else {
         return fail_null(libc::EINVAL);
@@ -82,7 +85,8 @@ fn import_from_elsewhere(devices: &[Arc<Device>], descriptor: c_int) -> Result<*
     context::import_remote(device, remote, descriptor)
 }
 
-/// Makes a protection domain of an imported device usable through it (`ibv_import_pd(3)`): NULL and `errno` on failure.
+/// Makes a protection domain of an imported device usable through it (`ibv_import_pd(3)`): NULL and `errno`
+/// on failure.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context.
@@ -120,9 +124,10 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     }
 }
 
-/// Makes a memory region usable through an imported protection domain (`ibv_import_mr(3)`): NULL and `errno` on failure. Its address is
-/// not told. Of another process's region, the import has keys of its own, and `ENOENT` says that there is no such region, `EOPNOTSUPP`
-/// that its pages cannot be shared: the log says why.
+/// Makes a memory region usable through an imported protection domain (`ibv_import_mr(3)`): NULL and `errno`
+/// on failure. Its address is not told. Of another process's region, the import has keys of its own, and
+/// `ENOENT` says that there is no such region, `EOPNOTSUPP` that its pages cannot be shared: the log says
+/// why.
 ///
 /// # Safety
 /// `pd` is NULL or a protection domain.

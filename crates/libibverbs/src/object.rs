@@ -1,7 +1,7 @@
 //! Objects that C holds by pointer: the C structure, then a tag, then what belongs to it here.
 //!
-//! The tag tells our live objects from foreign and destroyed ones where that is possible at all: a pointer to memory that
-//! is not mapped still crashes, as with every C library.
+//! The tag tells our live objects from foreign and destroyed ones where that is possible at all: a pointer to
+//! memory that is not mapped still crashes, as with every C library.
 
 use std::alloc::{Layout, dealloc};
 use std::cell::UnsafeCell;
@@ -70,8 +70,8 @@ impl<C: Head, T> Object<C, T> {
         object
     }
 
-    /// The object behind a pointer from C, or `None` for NULL, a misaligned pointer, or what is not a live object of this
-    /// kind.
+    /// The object behind a pointer from C, or `None` for NULL, a misaligned pointer, or what is not a live
+    /// object of this kind.
     ///
     /// # Safety
     /// `pointer` is NULL or points to readable memory; the object is not freed while the reference is used.
@@ -81,8 +81,8 @@ impl<C: Head, T> Object<C, T> {
         if object.is_null() || !object.is_aligned() {
             return None;
         }
-        // SAFETY: readable by the caller's promise, and aligned. The tag is read alone, through a raw pointer, until it is
-        // known to be ours.
+        // SAFETY: readable by the caller's promise, and aligned. The tag is read alone, through a raw
+        // pointer, until it is known to be ours.
         unsafe {
             let tag = AtomicU64::from_ptr(&raw mut (*object).tag as *mut u64);
             (tag.load(Ordering::Acquire) == C::TAG).then(|| &*object)
@@ -96,11 +96,12 @@ impl<C: Head, T> Object<C, T> {
 
     /// Makes the object unusable and returns its memory. `false` if another thread was first.
     ///
-    /// It takes a pointer: the memory goes during the call, so no reference may be an argument of it, nor of a function that is still running
-    /// and was given one.
+    /// It takes a pointer: the memory goes during the call, so no reference may be an argument of it, nor of
+    /// a function that is still running and was given one.
     ///
     /// # Safety
-    /// The object lives, or another thread is just freeing it and its memory is there. No reference to it is used afterwards.
+    /// The object lives, or another thread is just freeing it and its memory is there. No reference to it is
+    /// used afterwards.
     pub unsafe fn free(this: *const Self) -> bool {
         // SAFETY: the caller's promise.
         let memory = unsafe { Self::retire(this) };
@@ -114,9 +115,9 @@ impl<C: Head, T> Object<C, T> {
         true
     }
 
-    /// Makes the object unusable, and leaves its memory to the caller: none if another thread was first. The value behind the C structure is dropped now, and
-    /// [`Object::get`] finds no object there. The memory is a box's. It is no box yet: another thread may still look at the tag, and a box has its memory
-    /// alone.
+    /// Makes the object unusable, and leaves its memory to the caller: none if another thread was first. The
+    /// value behind the C structure is dropped now, and [`Object::get`] finds no object there. The memory is
+    /// a box's. It is no box yet: another thread may still look at the tag, and a box has its memory alone.
     /// # Safety
     /// As of [`Object::free`].
     pub unsafe fn retire(this: *const Self) -> Option<*mut MaybeUninit<Self>> {
@@ -124,9 +125,11 @@ impl<C: Head, T> Object<C, T> {
         if unsafe { (*this).tag.swap(0, Ordering::AcqRel) } != C::TAG {
             return None;
         }
-        // SAFETY: `allocate` wrote it, and nobody else does; only the thread that took the tag away comes here.
+        // SAFETY: `allocate` wrote it, and nobody else does; only the thread that took the tag away comes
+        // here.
         let object = unsafe { (*this).origin };
-        // SAFETY: the pointer of the allocation, and the last user of the object. The C structure is plain data.
+        // SAFETY: the pointer of the allocation, and the last user of the object. The C structure is plain
+        // data.
         unsafe {
             std::ptr::drop_in_place(&raw mut (*object).inner);
             Some(object.cast::<MaybeUninit<Self>>())
@@ -137,8 +140,8 @@ impl<C: Head, T> Object<C, T> {
 /// Whether the memory of objects that are gone stays for a while.
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
-/// From now on, the memory of the objects that went last stays, with the C structures in it: a program that still uses one is found out, and finds its
-/// context there.
+/// From now on, the memory of the objects that went last stays, with the C structures in it: a program that
+/// still uses one is found out, and finds its context there.
 pub fn keep_memory() {
     KEEPS.store(true, Ordering::Relaxed);
 }
@@ -148,7 +151,8 @@ pub fn keep_memory() {
 fn keep(memory: *mut u8, layout: Layout) {
     const MOST: usize = 1 << 16;
     static KEPT: Mutex<VecDeque<(usize, Layout)>> = Mutex::new(VecDeque::new());
-    // Taken in a child of fork at the wrong instant: then the memory stays for good.
+    // Another thread may have the lock. In a child of fork, it may be held for ever. Then the memory is
+    // leaked.
     let Ok(mut kept) = KEPT.try_lock() else { return };
     kept.push_back((memory as usize, layout));
     if kept.len() > MOST
@@ -161,8 +165,8 @@ fn keep(memory: *mut u8, layout: Layout) {
 
 /// The mutex and the condition that C structures embed for the acknowledgement of events.
 ///
-/// Handing an event out counts it; `ibv_ack_*` counts it back and signals; destroying waits until both counts agree
-/// (`ibv_ack_cq_events(3)`, `ibv_ack_async_event(3)`).
+/// Handing an event out counts it; `ibv_ack_*` counts it back and signals; destroying waits until both counts
+/// agree (`ibv_ack_cq_events(3)`, `ibv_ack_async_event(3)`).
 #[derive(Clone, Copy)]
 pub struct Acknowledgement {
     /// The embedded mutex.
@@ -187,7 +191,7 @@ impl Acknowledgement {
         }
     }
 
-    /// Counts `events` acknowledged events and wakes whoever waits to destroy the object.
+    /// Counts `events` acknowledged events and wakes the thread that waits to destroy the object.
     ///
     /// # Safety
     /// The object lives.

@@ -39,7 +39,8 @@ use crate::qp_ex::{self, Builder};
 use crate::srq::SharedObject;
 use crate::{seam, wq, xrc};
 
-/// The queue pairs of one engine by their numbers: programs name them so to rdma_cm (`struct rdma_conn_param`).
+/// The queue pairs of one engine by their numbers: programs name them so to rdma_cm
+/// (`struct rdma_conn_param`).
 struct Numbers {
     engine: usize,
     pairs: Mutex<BTreeMap<u32, Weak<QueuePair>>>,
@@ -70,8 +71,8 @@ pub fn all() -> Vec<Arc<QueuePair>> {
     pairs.values().filter_map(Weak::upgrade).collect()
 }
 
-/// Writes a state into the structure of a queue pair, unless the program has destroyed it: `ibv_destroy_qp` may run in another
-/// thread, or have run while something else still holds the queue pair.
+/// Writes a state into the structure of a queue pair, unless the program has destroyed it: `ibv_destroy_qp`
+/// may run in another thread, or have run while something else still holds the queue pair.
 pub fn show_state(pair: &QueuePair, state: State) {
     if !pair.context().is_here() {
         return;
@@ -144,7 +145,8 @@ pub(crate) fn acknowledgement(c: *mut ibv_qp_ex) -> Acknowledgement {
     }
 }
 
-/// A new queue pair (`ibv_create_qp(3)`): NULL and `errno` on failure. The sizes in `attr` become the real ones.
+/// A new queue pair (`ibv_create_qp(3)`): NULL and `errno` on failure. The sizes in `attr` become the real
+/// ones.
 ///
 /// # Safety
 /// The pointers are NULL or live objects.
@@ -155,7 +157,8 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
     unsafe { create(pd, attr, None) }
 }
 
-/// `ibv_create_qp_ex(3)`: NULL and `errno`, `EOPNOTSUPP` for attributes or operations that the device does not have.
+/// `ibv_create_qp_ex(3)`: NULL and `errno`, `EOPNOTSUPP` for attributes or operations that the device does
+/// not have.
 ///
 /// # Safety
 /// `attr` is NULL or valid, and the objects in it are live.
@@ -210,7 +213,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let _call = Call::new();
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::get(pd) };
-    // Whoever has no receives needs no queue for them.
+    // A queue pair without receives needs no receive completion queue.
     // IB-XRC-7
     let receive_cq = if attr.qp_type == IBV_QPT_XRC_SEND { attr.send_cq } else { attr.recv_cq };
     // SAFETY: the caller's promise.
@@ -460,7 +463,8 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
     c
 }
 
-/// Ends a queue pair (`ibv_create_qp(3)`): an error number, `EBUSY` while it is in multicast groups or flows are steered to it. Waits until all events that were handed out are acknowledged.
+/// Ends a queue pair (`ibv_create_qp(3)`): an error number, `EBUSY` while it is in multicast groups or flows
+/// are steered to it. Waits until all events that were handed out are acknowledged.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair that is not used any more.
@@ -500,8 +504,8 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     0
 }
 
-/// Whether received data becomes visible in order (`ibv_query_qp_data_in_order(3)`): it always does, whole messages in
-/// ascending addresses.
+/// Whether received data becomes visible in order (`ibv_query_qp_data_in_order(3)`): it always does, whole
+/// messages in ascending addresses.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair.

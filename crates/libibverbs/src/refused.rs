@@ -1,5 +1,5 @@
-//! Why a request was not taken (`ibv_post_send(3)`): lines of the log, since a program has nothing but an error number. Only where a post has
-//! failed already.
+//! Why a request was not taken (`ibv_post_send(3)`): lines of the log, since a program has nothing but an
+//! error number. Only where a post has failed already.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use crate::post::elements;
 pub(crate) const NO_HANDLE: &str =
     "its address handle is NULL, or of another protection domain than the queue pair";
 
-/// Whether a line is wanted. A full queue has none: programs meet it in ordinary operation, time and again.
+/// Whether a line is wanted. A full queue has none: programs meet it often in ordinary operation.
 fn is_wanted(error: PostError) -> bool {
     error != PostError::QueueFull && log::enabled(log::Level::Info)
 }

@@ -73,7 +73,7 @@ unsafe fn write_address(found: SocketAddr, pointer: *mut sockaddr, length: *mut 
 
 /// A new socket (`socket(2)`).
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // Whoever asks for the devices first says which there are.
+    // The first call decides which devices there are.
     answer(devices().and_then(|_| adverb_rsocket::socket(domain, kind, protocol))) as c_int
 }
 
@@ -435,7 +435,8 @@ pub unsafe extern "C" fn rgetsockopt(
     }))
 }
 
-/// `fcntl(2)`. The third argument, if the command has one, is an int; on the machines that we build for it is passed as a further parameter is.
+/// `fcntl(2)`. The third argument, if the command has one, is an int; on the machines that we build for it is
+/// passed as a further parameter is.
 pub extern "C" fn rfcntl(socket: c_int, command: c_int, argument: c_int) -> c_int {
     answer(find(socket).and_then(|socket| socket.control(command, argument))) as c_int
 }

@@ -1,12 +1,14 @@
-//! Announcements in the segment that two processes share: each says which entries of the other's table it uses now.
+//! Announcements in the segment that two processes share: each says which entries of the other's table it
+//! uses now.
 //!
-//! A process that is about to use another's memory writes into the segment which entries of the other's [`table`](crate::table) it will do so by,
-//! passes a fence, and looks whether they are there. The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the
-//! first finds the entry withdrawn, or the second finds it announced, and waits. (These are hazard pointers.) See [`crate::membarrier`] for who
-//! pays for the fences.
+//! Hazard pointers. A process that is about to use another's memory writes into the segment which entries of
+//! the other's [`table`](crate::table) it will do so by, passes a fence, and looks whether they are there.
+//! The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the first finds
+//! the entry withdrawn, or the second finds it announced, and waits. [`crate::membarrier`] says which side
+//! executes the fence.
 //!
-//! A side has a few words for announcements, each on a cache line of its own. Which of them are in use is the announcing process's own
-//! knowledge: the other cannot have two threads use the same.
+//! A side has a few words for announcements, each on a cache line of its own. Which of them are in use is the
+//! announcing process's own knowledge: the other cannot have two threads use the same.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,12 +56,13 @@ impl HazardSlots {
         HazardSlots { sides, taken: Default::default() }
     }
 
-    /// Announces that an entry for a key and one for a queue pair are about to be used, either of which may be [`NOTHING`]. `None` while too many
-    /// announcements are being made at once.
+    /// Announces that an entry for a key and one for a queue pair are about to be used, either of which may
+    /// be [`NOTHING`]. `None` while too many announcements are being made at once.
     ///
-    /// Look-ups of the two that follow ([`Foreign::get`](crate::Foreign::get)) find what the owner keeps as it is until the announcement is
-    /// dropped; what was looked up before counts for nothing. Everything that is done to the owner's memory must be over before the drop: stores
-    /// that go around the cache want a store fence first. Meanwhile the owner may be waiting, so it should be soon.
+    /// Look-ups of the two that follow ([`Foreign::get`](crate::Foreign::get)) find what the owner keeps as
+    /// it is until the announcement is dropped; what was looked up before counts for nothing. Everything that
+    /// is done to the owner's memory must be over before the drop: stores that go around the cache want a
+    /// store fence first. Meanwhile the owner may be waiting, so it should be soon.
     #[inline]
     pub fn announce(&self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         let announced = self.announce_without_fence(key, pair);
@@ -67,7 +70,8 @@ impl HazardSlots {
         announced
     }
 
-    /// An announcement that the owner may still miss while the announcing thread finds what has been withdrawn.
+    /// An announcement that the owner may still miss while the announcing thread finds what has been
+    /// withdrawn.
     #[inline]
     pub(crate) fn announce_without_fence(&self, key: u32, pair: u32) -> Option<HazardGuard<'_>> {
         // Queue pairs that are used at the same time begin at different words.
@@ -77,7 +81,8 @@ impl HazardSlots {
         Some(HazardGuard { announcement: self.say(slot, key, pair), taken })
     }
 
-    /// A word of the caller's own, if there is one left. There are always some for [`announce`](Self::announce), too.
+    /// A word of the caller's own, if there is one left. There are always some for
+    /// [`announce`](Self::announce), too.
     pub fn reserve(self: &Arc<Self>) -> Option<HazardSlot> {
         let index = self.take_one_of(SHARED..HAZARD_SLOTS)?;
         Some(HazardSlot { slots: self.clone(), index })
@@ -86,7 +91,8 @@ impl HazardSlots {
     #[inline(always)]
     fn say(&self, slot: usize, key: u32, pair: u32) -> &AtomicU64 {
         let announcement = &self.sides.own().announced[slot].0;
-        // Release: an owner that sees this word in place of an earlier announcement sees that the earlier operation has been done.
+        // Release: an owner that sees this word in place of an earlier announcement sees that the earlier
+        // operation has been done.
         announcement.store(word(key, pair), Release);
         announcement
     }
@@ -106,7 +112,8 @@ impl HazardSlots {
 }
 
 impl HazardSlot {
-    /// Announces in this slot that an entry for a key and one for a queue pair are about to be used, as [`HazardSlots::announce`]. The slot is always free.
+    /// Announces in this slot that an entry for a key and one for a queue pair are about to be used, as
+    /// [`HazardSlots::announce`]. The slot is always free.
     #[inline(always)]
     pub fn announce(&mut self, key: u32, pair: u32) -> HazardGuard<'_> {
         let announcement = self.slots.say(self.index, key, pair);
@@ -140,11 +147,12 @@ impl HazardView {
         HazardView(sides)
     }
 
-    /// Whether the other process may be using an entry of this one's table, which has been withdrawn, and for which [`barrier`] has been called
-    /// since. Once this has said no, no thread of that process uses the entry. A thread that announces the entry later finds it withdrawn.
+    /// Whether the other process may be using an entry of this one's table, which has been withdrawn, and for
+    /// which [`barrier`] has been called since. Once this has said no, no thread of that process uses the
+    /// entry. A thread that announces the entry later finds it withdrawn.
     ///
-    /// A process that dies or is stopped in the middle announces for ever, and so does one that writes garbage: the caller
-    /// limits how long it waits.
+    /// A process that dies or is stopped in the middle announces for ever, and so does one that writes
+    /// garbage: the caller limits how long it waits.
     pub fn is_announced(&self, kind: Kind, index: usize) -> bool {
         // Acquire: once we see an announcement gone, the operation that it was for has been done.
         let announced = self.0.peer().announced.iter().map(|announced| announced.0.load(Acquire));
@@ -156,15 +164,16 @@ impl HazardView {
     }
 }
 
-/// Between withdrawing entries and the first [`HazardView::is_announced`] about them: for the views of all processes that may use them. One system
-/// call, or none, whatever their number.
+/// Between withdrawing entries and the first [`HazardView::is_announced`] about them: for the views of all
+/// processes that may use them. One system call, or none, whatever their number.
 ///
-/// Views that are added meanwhile are not missed: a process that is sent the table only once its view is where the caller
-/// looks finds the entries withdrawn.
+/// Views that are added meanwhile are not missed: a process that is sent the table only once its view is
+/// where the caller looks finds the entries withdrawn.
 pub fn barrier<'a>(views: impl Iterator<Item = &'a HazardView> + Clone) {
     let sides = views.map(|hazard_view| &hazard_view.0);
     if !heavy_fence(sides.clone()) {
-        // Once in a process's life. An announcement that was on its way without a fence is visible long before this is over; all later ones have fences.
+        // Once in a process's life. An announcement that was on its way without a fence is visible long
+        // before this is over; all later ones have fences.
         #[cfg(not(loom))]
         std::thread::sleep(std::time::Duration::from_millis(1));
         heavy_fence(sides);

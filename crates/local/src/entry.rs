@@ -1,14 +1,15 @@
 //! An entry of a process's table: a name and some words, there or not.
 //!
-//! Its owner changes the words only while the entry is withdrawn and no process has it announced. A reader that has announced it and then found
-//! it published reads words of one publication. It may use the memory that they stand for until it takes the announcement back.
+//! Its owner changes the words only while the entry is withdrawn and no process has it announced. A reader
+//! that has announced it and then found it published reads words of one publication. It may use the memory
+//! that they stand for until it takes the announcement back.
 
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Words that an entry carries.
 pub const WORDS: usize = if cfg!(loom) { 2 } else { 7 };
 
-/// What an entry is of.
+/// The kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A memory key.
@@ -19,8 +20,9 @@ pub enum Kind {
 
 /// Which publication of an entry it is. An entry has had 2^31 others before a stamp comes again.
 ///
-/// A reader that has found words and their stamp, and finds that [the stamp stands](crate::Foreign::stands) later, knows the words for those of that publication, whenever
-/// and however it has read them: as long as a publication stands no process writes the words, and another publication has another stamp.
+/// A reader that has found words and their stamp, and finds that [the stamp stands](crate::Foreign::stands)
+/// later, knows the words for those of that publication, whenever and however it has read them: as long as a
+/// publication stands no process writes the words, and another publication has another stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
@@ -52,7 +54,8 @@ impl Entry {
         self.state.store(u64::from(name) << 32 | count | PUBLISHED, Release);
     }
 
-    /// Withdraws the entry: a process that looks from now on does not find it. A process that has looked before may still use it.
+    /// Withdraws the entry: a process that looks from now on does not find it. A process that has looked
+    /// before may still use it.
     pub(crate) fn withdraw(&self) {
         self.state.store(self.state.load(Relaxed) & !PUBLISHED, Relaxed);
     }

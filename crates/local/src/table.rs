@@ -1,8 +1,10 @@
-//! The memory keys and queue pairs that a process lets the others of its host use, in memory that it alone writes and they map.
+//! The memory keys and queue pairs that a process lets the others of its host use, in memory that it alone
+//! writes and they map.
 //!
-//! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the name that it knows from elsewhere. The
-//! transport above says what the words of an entry mean. Before looking, the other process announces the entry
-//! ([`HazardSlots`](crate::HazardSlots)); after withdrawing, the owner waits until nobody announces it any more:
+//! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the
+//! name that it knows from elsewhere. The transport above says what the words of an entry mean. Before
+//! looking, the other process announces the entry ([`HazardSlots`](crate::HazardSlots)); after withdrawing,
+//! the owner waits until nobody announces it any more:
 //!
 //! 1. [`Table::withdraw`]
 //! 2. [`announce::barrier`](crate::announce::barrier), for all processes that have the table
@@ -40,7 +42,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table, with words about it that its readers need, such as the secret by which a key leads to its entry.
+    /// An empty table, with words about it that its readers need, such as the secret by which a key leads to
+    /// its entry.
     pub fn create(secrets: [u64; SECRETS]) -> io::Result<Table> {
         let file = memory::create::<Contents>(NAME)?;
         let contents = MappedMemory::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0)?;
@@ -59,7 +62,8 @@ impl Table {
         self.file.as_fd()
     }
 
-    /// Publishes an entry under a name. It is withdrawn, and no process announces it any more. No other thread changes it meanwhile.
+    /// Publishes an entry under a name. It is withdrawn, and no process announces it any more. No other
+    /// thread changes it meanwhile.
     ///
     /// # Panics
     /// If there is no such index.
@@ -67,8 +71,8 @@ impl Table {
         self.contents.publish(kind, index, name, words);
     }
 
-    /// Takes an entry back, or does nothing if it is not there: no process finds it from now on. A process that has found it may go on to use it, until the
-    /// caller has waited for that: see the [module](self).
+    /// Takes an entry back, or does nothing if it is not there: no process finds it from now on. A process
+    /// that has found it may go on to use it, until the caller has waited for that: see the [module](self).
     ///
     /// # Panics
     /// If there is no such index.
@@ -76,7 +80,8 @@ impl Table {
         self.contents.withdraw(kind, index);
     }
 
-    /// Says how much the queue pair that is published at an index has taken in from its peer. The transport above says what is counted.
+    /// Says how much the queue pair that is published at an index has taken in from its peer. The transport
+    /// above says what is counted.
     ///
     /// # Panics
     /// If there is no such index.
@@ -86,12 +91,13 @@ impl Table {
     }
 }
 
-/// Another process's table, or this one's own as another process sees it. Its owner may change any of it at any time, so what is found there is to be
-/// judged after it has been copied out: by these functions it is read once.
+/// Another process's table, or this one's own as another process sees it. Its owner may change any of it at
+/// any time. These functions read each word once. The caller checks the copy.
 pub struct Foreign(MappedMemory<Contents>);
 
 impl Foreign {
-    /// Opens a table. An error of the kind `InvalidData` if the descriptor is not that of a table of this version.
+    /// Opens a table. An error of the kind `InvalidData` if the descriptor is not that of a table of this
+    /// version.
     pub fn open(descriptor: OwnedFd) -> io::Result<Foreign> {
         let file = memory::open::<Contents>(descriptor, SEALS)?;
         let contents = MappedMemory::<Contents>::new(&file, libc::PROT_READ, 0)?;
@@ -102,14 +108,16 @@ impl Foreign {
         Ok(Foreign(contents))
     }
 
-    /// The words of an entry, if it is there under this name, and which publication they are of. If the caller has announced the entry before, the memory that
-    /// they stand for stays as it is until the caller takes the announcement back.
+    /// The words of an entry, if it is there under this name, and which publication they are of. If the
+    /// caller has announced the entry before, the memory that they stand for stays as it is until the caller
+    /// takes the announcement back.
     #[inline]
     pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<(Stamp, [u64; WORDS])> {
         self.0.get(kind, index, name)
     }
 
-    /// Whether a publication that [`get`](Self::get) has found stands. Then `get` would have answered with the same words now.
+    /// Whether a publication that [`get`](Self::get) has found stands. Then `get` would have answered with
+    /// the same words now.
     #[inline]
     pub fn stands(&self, kind: Kind, index: usize, stamp: Stamp) -> bool {
         self.0.stands(kind, index, stamp)
@@ -120,13 +128,15 @@ impl Foreign {
         std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
     }
 
-    /// What the owner has [said](Table::tell_taken) last of the queue pair at an index. All that this counts has been done to the owner's memory before.
+    /// What the owner has [said](Table::tell_taken) last of the queue pair at an index. All that this counts
+    /// has been done to the owner's memory before.
     #[inline]
     pub fn taken(&self, index: usize) -> u64 {
         self.0.taken(index)
     }
 
-    /// Where a queue pair is published. It looks at all that are: the low indices had better be used first, and again.
+    /// Where a queue pair is published. It looks at all that are: the low indices had better be used first,
+    /// and again.
     pub fn find(&self, name: u32) -> Option<usize> {
         self.0.find(name)
     }

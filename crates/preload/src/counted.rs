@@ -1,12 +1,17 @@
 //! Files of counters: what they say is counted when they are opened.
 //!
-//! Each process of the run counts in a file of its own, whose layout and meaning the command has written down ([`Folder::known`]):
+//! Each process of the run counts in a file of its own, whose layout and meaning the command has written down
+//! ([`Folder::known`]):
 //!
-//! - `=NAME CHANGING NAMES LENGTH MOST SETS SIZE BEFORE`: how these files are called before their number, in the folder; and where in them stand a word that is odd while all others change, the
-//!   names of the devices (so long each, at most so many), and for each a set of counters (of that size), in it from `BEFORE` on what ended processes have counted.
-//! - `=FILE UNIT COUNTER...`: beside a port, this file says the sum of these counters, each two words at this place of a set, divided by the unit.
+//! - `=NAME CHANGING NAMES LENGTH MOST SETS SIZE BEFORE`: how these files are called before their number, in
+//!   the folder; and where in them stand a word that is odd while all others change, the names of the devices
+//!   (so long each, at most so many), and for each a set of counters (of that size), in it from `BEFORE` on
+//!   what ended processes have counted.
+//! - `=FILE UNIT COUNTER...`: beside a port, this file says the sum of these counters, each two words at this
+//!   place of a set, divided by the unit.
 //!
-//! The sum is written to a new file that takes the place of the one to be opened, so that whoever opens it otherwise sees what was counted when somebody looked last.
+//! The sum is written to a new file that takes the place of the one to be opened, so that a process without
+//! this library sees the sum of the last opening.
 
 use crate::folder::Folder;
 use crate::path::Path;
@@ -115,7 +120,8 @@ impl Layout {
         Some(sum)
     }
 
-    /// The sum of some counters of a device. It is read again if the page has changed meanwhile, [`ATTEMPTS`] times at most.
+    /// The sum of some counters of a device. It is read again if the page has changed meanwhile, [`ATTEMPTS`]
+    /// times at most.
     fn steady_sum(&self, device: &[u8], counters: &Numbers<'_>, read: Read<'_>) -> Option<u64> {
         let set = self.set(device, read)?;
         let mut sum = None;
@@ -199,7 +205,8 @@ fn renew(folder: &Folder, path: &Path, device: &[u8], mut numbers: Numbers<'_>) 
     None
 }
 
-/// Whether files of this process may have so many bytes: a write beyond would raise SIGXFSZ, which ends the process.
+/// Whether files of this process may have so many bytes: a write beyond would raise SIGXFSZ, which ends the
+/// process.
 fn files_may_have(bytes: usize) -> bool {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let no_new = std::ptr::null::<libc::rlimit64>();
@@ -285,7 +292,8 @@ mod tests {
         numbers
     }
 
-    /// A page with the devices `a` and `b`; the word at a place is its place, but for that which says what changes.
+    /// A page with the devices `a` and `b`; the word at a place is its place, but for that which says what
+    /// changes.
     fn read(changing: u64) -> impl FnMut(u64, &mut [u8]) -> bool {
         let mut asked = 0;
         move |place, bytes| {

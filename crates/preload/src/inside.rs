@@ -1,9 +1,12 @@
-//! Says so when a program or one of its libraries has a libibverbs of its own inside, which no library put in front can replace.
+//! Says so when a program or one of its libraries has a libibverbs of its own inside, which no library put in
+//! front can replace.
 //!
-//! Such a copy asks the kernel's RDMA core by netlink, and lists `/sys/class/infiniband_verbs` where that has no answer; ours does neither. Where the
-//! core is loaded, and has no device, the copy never lists the folder. Whoever does one of the two is looked at, and named if
-//! the words of libibverbs are in its file: once for all programs of one `adverb run`, and on standard error, since without it the program only says
-//! that there are no devices. The host's own library, where its devices are shown, is one that we have asked for.
+//! Such a copy asks the kernel's RDMA core by netlink, and lists `/sys/class/infiniband_verbs` where that has
+//! no answer; ours does neither. Where the core is loaded, and has no device, the copy never lists the
+//! folder. This library examines each caller of the two, and names it if the words of libibverbs are in its
+//! file: once for all programs of one `adverb run`, and on standard error, since without it the program only
+//! says that there are no devices. The host's own library, where its devices are shown, is one that we have
+//! asked for.
 
 use crate::behind::behind;
 use crate::calls::folder;
@@ -25,7 +28,7 @@ const HOST: &CStr = c"ADVERB_HOST_DEVICES";
 const LIBRARY: &[u8] = b"libibverbs.so";
 /// How the warnings of every libibverbs begin.
 const WORDS: &[u8] = b"libibverbs: Warning: ";
-/// The folder has it once somebody has been named.
+/// This file exists once a program has been named.
 const TOLD: &[u8] = b"/told";
 /// Most callers that are looked through.
 const DEPTH: usize = 8;
@@ -225,7 +228,8 @@ fn name_if_inside(address: usize, name: &mut Path) -> Option<()> {
     let has_words = search.segments.into_iter().any(|(start, length)| {
         let length = length.min(left);
         left -= length;
-        // SAFETY: the segment is mapped as long as the object is loaded, and is not written to. It stays loaded: a function of it is waiting for us.
+        // SAFETY: the segment is mapped as long as the object is loaded, and is not written to. It stays
+        // loaded: a function of it is waiting for us.
         let found =
             unsafe { libc::memmem(start as *const c_void, length, WORDS.as_ptr().cast(), WORDS.len()) };
         !found.is_null()

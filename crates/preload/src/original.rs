@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of a name: the next after ours in the dynamic linker's order, or, unless `NEXT`, the first. Thread-safe and, once found,
-/// async-signal-safe.
+/// A function of a name: the next after ours in the dynamic linker's order, or, unless `NEXT`, the first.
+/// Thread-safe and, once found, async-signal-safe.
 pub(crate) struct Original<const NEXT: bool = true> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -16,8 +16,8 @@ impl<const NEXT: bool> Original<NEXT> {
         Self { name, address: AtomicPtr::new(null_mut()) }
     }
 
-    /// The function's address; null if there is none. Looks it up when called for the first time, which this library's initialiser does;
-    /// initialisers of other libraries may be earlier.
+    /// The function's address; null if there is none. Looks it up when called for the first time, which this
+    /// library's initialiser does; initialisers of other libraries may be earlier.
     pub(crate) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
@@ -26,7 +26,7 @@ impl<const NEXT: bool> Original<NEXT> {
         let from = if NEXT { libc::RTLD_NEXT } else { libc::RTLD_DEFAULT };
         // SAFETY: the name is a C string; RTLD_NEXT is for libraries such as this one.
         let found = unsafe { libc::dlsym(from, self.name.as_ptr()) };
-        // Whoever looks finds the same.
+        // All threads find the same.
         self.address.store(found, Ordering::Relaxed);
         found
     }

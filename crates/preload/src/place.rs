@@ -1,4 +1,5 @@
-//! Where relative paths begin, and how the walk looks at the file system. System calls, since the C library's functions are ours here.
+//! Where relative paths begin, and how the walk looks at the file system. System calls, since the C library's
+//! functions are ours here.
 
 use crate::folder::{Folder, Hint, Kind};
 use crate::path::{Path, components};
@@ -31,7 +32,8 @@ impl Place {
 
     /// The program begins. A shell says in `PWD` where it starts its programs.
     pub(crate) fn begin(folder: &Folder) {
-        // SAFETY: a C string; nobody changes the environment before `main`, and the value is looked at at once.
+        // SAFETY: a C string; nobody changes the environment before `main`, and the value is looked at at
+        // once.
         let may_be_among = unsafe {
             let value = libc::getenv(c"PWD".as_ptr());
             !value.is_null() && folder.concerns(CStr::from_ptr(value).to_bytes())
@@ -77,7 +79,7 @@ impl Place {
                 ELSEWHERE => folder.hint(path) == Hint::Named,
                 _ => folder.hint(path) != Hint::None,
             },
-            // Who goes up from folder to folder, and nowhere else, goes back to where he came from (fts).
+            // A path of `..` alone belongs to a walk that returns (fts).
             Self::Descriptor(_) => match folder.hint(path) {
                 Hint::Named => true,
                 Hint::Up => components(path).any(|part| part != b".."),

@@ -1,5 +1,5 @@
-//! Entry points of bytes from other hosts and processes that need no engine, for the fuzz targets, and for the tests of every run with random bytes. Each
-//! ends without a panic, and checks its result.
+//! Entry points of bytes from other hosts and processes that need no engine, for the fuzz targets, and for
+//! the tests of every run with random bytes. Each ends without a panic, and checks its result.
 
 use adverb_wire::ib::mad::MAD_LEN;
 
@@ -29,7 +29,7 @@ pub fn mark_effect(bytes: &[u8]) {
 
 /// The record of connections that a program left, and the answers to questions about its peers.
 pub fn farewell(bytes: &[u8]) {
-    crate::orphans::try_bytes(bytes);
+    crate::orphans::fuzz_record(bytes);
 }
 
 /// Requests for connections and datagram services, and their answers.

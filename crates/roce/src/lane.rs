@@ -1,8 +1,10 @@
 //! Lanes: a UDP socket, the packets that arrive on it, and the packets that wait to leave by it.
 //!
-//! The queue pairs whose receives complete on one completion queue share a lane, so a poll of that queue drains only their socket. The thread that gets the
-//! receive try-lock takes in packets. The thread that gets the transmit try-lock sends for all threads. Each of the two looks again after it lets go, for
-//! threads that found its lock taken; these do not wait. While no thread polls, the background thread does both ([`adverb_core::lane_watch`]).
+//! The queue pairs whose receives complete on one completion queue share a lane, so a poll of that queue
+//! drains only their socket. The thread that gets the receive try-lock takes in packets. The thread that gets
+//! the transmit try-lock sends for all threads. Each of the two looks again after it lets go, for threads
+//! that found its lock taken; these do not wait. While no thread polls, the background thread does both
+//! ([`adverb_core::lane_watch`]).
 
 use crate::batch::{Batch, FlushOutcome, PacketRoute};
 use crate::endpoint::Endpoint;
@@ -77,10 +79,12 @@ pub(crate) struct Lane {
     missed: WorkNote,
     /// Packets to be sent wait for room in the socket.
     is_full: AtomicBool,
-    /// A thread sends at this instant, or has left packets that wait for room: acknowledgements that are not pending any more may still be here.
+    /// A thread sends at this instant, or has left packets that wait for room: acknowledgements that are not
+    /// pending any more may still be here.
     is_sending: AtomicBool,
     vain: AtomicU32,
-    /// A thread of the program is in the middle of a poll, or of a post that takes in packets; not exact where two are.
+    /// A thread of the program is in the middle of a poll, or of a post that takes in packets; not exact
+    /// where two are.
     is_being_polled: AtomicBool,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
@@ -160,7 +164,8 @@ impl Lane {
         Ok(lane)
     }
 
-    /// One more queue pair's packets come by the socket, or (`false`) one fewer. When there is none, the background thread alone watches it.
+    /// One more queue pair's packets come by the socket, or (`false`) one fewer. When there is none, the
+    /// background thread alone watches it.
     pub(crate) fn count_network(&self, more: bool) {
         if more {
             self.by_network.fetch_add(1, Ordering::Relaxed);
@@ -207,12 +212,14 @@ impl Lane {
         PacketRoute::new(route, self.socket.port())
     }
 
-    /// Takes in packets that have arrived. Returns whether any had, unless another thread takes them in: then that thread looks again afterwards.
+    /// Takes in packets that have arrived. Returns whether any had, unless another thread takes them in: then
+    /// that thread looks again afterwards.
     pub(crate) fn receive(&self, by: ReceivingThread) -> bool {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
-    /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management datagrams that have come, with no lock held.
+    /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management
+    /// datagrams that have come, with no lock held.
     fn receive_and(&self, by: ReceivingThread, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {
@@ -254,7 +261,8 @@ impl Lane {
         }
     }
 
-    /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in packets that have arrived, as a poll does.
+    /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in packets that
+    /// have arrived, as a poll does.
     pub(crate) fn transmit_train(&self, endpoint: &Endpoint) {
         // The background thread is not to take in meanwhile the packets that this thread is about to.
         self.is_being_polled.store(true, Ordering::Relaxed);
@@ -262,8 +270,8 @@ impl Lane {
         self.visit(ReceivingThread::Post);
     }
 
-    /// A thread of the program visits the lane: it sends posts that wait to be gathered, and takes in packets that have arrived. Returns whether there were
-    /// any.
+    /// A thread of the program visits the lane: it sends posts that wait to be gathered, and takes in packets
+    /// that have arrived. Returns whether there were any.
     #[inline]
     fn visit(&self, by: ReceivingThread) -> bool {
         self.is_being_polled.store(true, Ordering::Relaxed);
@@ -276,14 +284,14 @@ impl Lane {
         worked
     }
 
-    /// Takes in all that has arrived before this call, even if another thread takes packets in, too. That can last while that thread has no processor.
-    /// Only with no lock held.
+    /// Takes in all that has arrived before this call, even if another thread takes packets in, too. That can
+    /// last while that thread has no processor. Only with no lock held.
     pub(crate) fn receive_all(&self) {
         self.receive_all_and(|management| self.net.manage(management));
     }
 
-    /// Takes in everything that has arrived before this call, and leaves the management datagrams to the background thread.
-    /// Called by a thread that is about to send a management datagram.
+    /// Takes in everything that has arrived before this call, and leaves the management datagrams to the
+    /// background thread. Called by a thread that is about to send a management datagram.
     pub(crate) fn receive_all_but_management(&self) {
         self.receive_all_and(|management| self.net.manage_later(management));
     }
@@ -293,14 +301,16 @@ impl Lane {
         loop {
             self.receive_and(ReceivingThread::Background, &manage);
             drop(lock_until(&self.rx, until));
-            // Another thread has taken the note of this one: it has looked since, or is about to, with the lock.
+            // Another thread has taken the note of this one: it has looked since, or is about to, with the
+            // lock.
             if !self.missed.is_noted() || time::now() >= until {
                 return self.wait_for_receiver(until, manage);
             }
         }
     }
 
-    /// Returns when the packets that another thread is taking in at this instant are taken in, at the latest at `until`.
+    /// Returns when the packets that another thread is taking in at this instant are taken in, at the latest
+    /// at `until`.
     fn wait_for_receiver(&self, until: Duration, manage: impl Fn(Vec<Stray>)) {
         drop(lock_until(&self.rx, until));
         // The background thread may have found the lock taken by this thread, which has to look for it.
@@ -417,7 +427,8 @@ impl Lane {
         lock(&self.ack_candidates).push_back(endpoint);
     }
 
-    /// One more listed endpoint has a pending acknowledgement, which goes with the next thing that is sent; or (`false`) one fewer.
+    /// One more listed endpoint has a pending acknowledgement, which goes with the next thing that is sent;
+    /// or (`false`) one fewer.
     #[inline]
     pub(crate) fn count_pending_ack(&self, more: bool) {
         if more {
@@ -440,7 +451,8 @@ impl Lane {
         self.transmit_until_idle(None);
     }
 
-    /// Sends packets that are due, as [`Lane::transmit`] does, but begins with `first`, to which the calling thread has posted.
+    /// Sends packets that are due, as [`Lane::transmit`] does, but begins with `first`, to which the calling
+    /// thread has posted.
     #[inline]
     pub(crate) fn transmit_for(&self, first: &Endpoint) {
         self.rings.ring();
@@ -464,7 +476,8 @@ impl Lane {
         }
     }
 
-    /// Sends packets that are due. Returns whether another thread has rung meanwhile, which may have found the lock taken.
+    /// Sends packets that are due. Returns whether another thread has rung meanwhile, which may have found
+    /// the lock taken.
     #[inline]
     fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
         let seen = self.rings.heard();
@@ -476,8 +489,9 @@ impl Lane {
         self.rings.since(seen)
     }
 
-    /// Sends the pending acknowledgements, and returns when they have left, even where another thread sends them: packets that its caller sends by another
-    /// lane go behind them. Not held up by a socket that is full, nor by the kernel's copy for a queue pair.
+    /// Sends the pending acknowledgements, and returns when they have left, even where another thread sends
+    /// them: packets that its caller sends by another lane go behind them. Not held up by a socket that is
+    /// full, nor by the kernel's copy for a queue pair.
     // PRACTICE-ORDER-1
     #[cold]
     pub(crate) fn settle_first(&self) {
@@ -486,7 +500,8 @@ impl Lane {
         }
     }
 
-    /// Sends packets that are due, and returns when they have left, even where another thread sends them; except for packets without room in the socket.
+    /// Sends packets that are due, and returns when they have left, even where another thread sends them;
+    /// except for packets without room in the socket.
     pub(crate) fn send_now(&self) {
         if self.take_turn(lock(&self.tx), None) {
             self.transmit_until_idle(None);
@@ -503,12 +518,14 @@ impl Lane {
             return;
         }
         loop {
-            // The clock is read anew for each batch: to send one takes time, and more where processors are few.
+            // The clock is read anew for each batch: to send one takes time, and more where processors are
+            // few.
             let mut read = None;
             let mut now = || *read.get_or_insert_with(time::now);
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
-                // Requests that are posted behind this may be about messages that come in from now on. They go when those are acknowledged.
+                // Requests that are posted behind this may be about messages that come in from now on. They
+                // go when those are acknowledged.
                 let until = endpoint.queues.send.posted();
                 if self.others_have_pending_acks(&endpoint) {
                     self.acknowledge(batch, Some(&endpoint), now());
@@ -538,8 +555,8 @@ impl Lane {
         self.pending_acks.load(Ordering::Acquire) > u32::from(endpoint.has_pending_ack())
     }
 
-    /// Adds the pending acknowledgements. `next`: all but those of this endpoint, which sends next; the messages that the program sends by it may be
-    /// about those that the other endpoints have received.
+    /// Adds the pending acknowledgements. `next`: all but those of this endpoint, which sends next; the
+    /// messages that the program sends by it may be about those that the other endpoints have received.
     // PRACTICE-ORDER-1
     fn acknowledge(&self, batch: &mut Batch, next: Option<&Endpoint>, now: Duration) {
         let is_next = |endpoint: &Endpoint| next.is_some_and(|next| std::ptr::eq(endpoint, next));
@@ -547,7 +564,8 @@ impl Lane {
         while left > 0 && batch.has_room() {
             let Some(endpoint) = lock(&self.ack_candidates).pop_front() else { return };
             left -= 1;
-            // A busy one finds a note when it is free, and has the lane look again. Those behind it do not wait for that.
+            // A busy one finds a note when it is free, and has the lane look again. Those behind it do not
+            // wait for that.
             if is_next(&endpoint) || !endpoint.acknowledge(batch, now) {
                 self.list_ack_candidate(endpoint);
             }
@@ -569,7 +587,8 @@ impl Lane {
                 }
                 return true;
             }
-            // Said before the last attempt: room that comes after it is an edge at which the background thread finds this said.
+            // Said before the last attempt: room that comes after it is an edge at which the background
+            // thread finds this said.
             if self.is_full.swap(true, Ordering::SeqCst) {
                 return false;
             }
@@ -586,11 +605,13 @@ impl Lane {
         }
     }
 
-    /// Sends one packet of its own, behind those that wait. For management datagrams: it may wait for the lock.
+    /// Sends one packet of its own, behind those that wait. For management datagrams: it may wait for the
+    /// lock.
     pub(crate) fn send_packet(&self, packet_route: &PacketRoute, carrier: &Carrier, packet: &[u8]) {
         let until = time::now() + LAST_WORD;
         while !self.try_packet(packet_route, carrier, packet) {
-            // It waits for the other process to take in the records before it, unless that was in vain a moment ago.
+            // It waits for the other process to take in the records before it, unless that was in vain a
+            // moment ago.
             if !carrier.urge(time::now() < until) {
                 break;
             }
@@ -621,7 +642,8 @@ impl Lane {
     /// Returns when the packets that another thread is sending at this instant have left.
     pub(crate) fn wait_for_sender(&self) {
         drop(lock(&self.tx));
-        // A thread that had something to send meanwhile may have found the lock taken by this one, which has to send for it.
+        // A thread that had something to send meanwhile may have found the lock taken by this one, which has
+        // to send for it.
         self.transmit();
     }
 
@@ -659,7 +681,8 @@ impl Lane {
         }
     }
 
-    /// Serves the deadlines that have passed, with the lock of the endpoints that are being looked at.
+    /// Serves the deadlines that have passed. The caller holds `looking`, the lock of the list that this
+    /// function goes through.
     fn serve_deadlines(&self, now: Duration, mut looking: MutexGuard<'_, Vec<Arc<Endpoint>>>) {
         self.earliest.store(u64::MAX, Ordering::Relaxed);
         std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);
@@ -704,10 +727,12 @@ impl Lane {
         }
     }
 
-    /// Sends posts that wait to be gathered and the pending acknowledgements when the process exits, and other threads may have been stopped anywhere.
+    /// Sends posts that wait to be gathered and the pending acknowledgements when the process exits, and
+    /// other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
-        // The program may have seen a message that a thread takes in at this instant; an acknowledgement of it is pending in a moment.
+        // The program may have seen a message that a thread takes in at this instant; an acknowledgement of
+        // it is pending in a moment.
         drop(lock_until(&self.rx, until));
         if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
@@ -717,8 +742,9 @@ impl Lane {
         }
     }
 
-    /// Hands over packets in this lane's socket for queue pairs of other processes, as the process exits: acknowledgements that it has sent to
-    /// port 4791 may be among them. Packets for this process are lost with it.
+    /// Hands over packets in this lane's socket for queue pairs of other processes, as the process exits:
+    /// acknowledgements that it has sent to port 4791 may be among them. Packets for this process are lost
+    /// with it.
     pub(crate) fn hand_over_last(&self) {
         for _ in 0..LAST_BURSTS {
             let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
@@ -734,7 +760,8 @@ impl Lane {
         }
     }
 
-    /// Another thread has taken in the packets that the background thread was woken for: that thread, or soon the background thread, acknowledges.
+    /// Another thread has taken in the packets that the background thread was woken for: that thread, or soon
+    /// the background thread, acknowledges.
     pub(crate) fn acknowledge_soon(self: &Arc<Self>) {
         if !self.has_pending_acks() || self.acknowledging.swap(true, Ordering::SeqCst) {
             return;
@@ -790,7 +817,8 @@ impl CqLane for Lane {
         }
         let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
         self.vain.store(vain, Ordering::Relaxed);
-        // Within a host the next message of a stream is often there a moment later: one acknowledgement is for both.
+        // Within a host the next message of a stream is often there a moment later: one acknowledgement is
+        // for both.
         let expects_more = vain < MOMENT && self.by_network.load(Ordering::Relaxed) == 0;
         if self.has_pending_acks() && !expects_more || self.is_full.load(Ordering::Relaxed) {
             self.transmit();
@@ -866,7 +894,8 @@ impl WatchedLane for Lane {
 
 impl Source for Lane {
     fn ready(self: Arc<Self>, readiness: Readiness) {
-        // A lane that the polls serve is looked at again when they stop, and packets that have arrived meanwhile are reported anew.
+        // A lane that the polls serve is looked at again when they stop, and packets that have arrived
+        // meanwhile are reported anew.
         self.is_ready(readiness, || self.lane_watch().switch_to_polls());
     }
 
@@ -886,7 +915,8 @@ impl Source for Tick {
         if self.0.by_network.load(Ordering::Relaxed) > 0 && self.0.receive(ReceivingThread::Background) {
             self.0.settle();
         }
-        // A poll that is looking at this instant may count on this tick: so it takes its turn after it, and does not leave it out.
+        // A poll that is looking at this instant may count on this tick: so it takes its turn after it, and
+        // does not leave it out.
         let looking = lock(&self.0.looking);
         lock(&self.0.timed).tick = None;
         self.0.serve_deadlines(time::now(), looking);
@@ -917,7 +947,8 @@ mod tests {
         Lane::new(&net, Socket::bind(0).expect("a socket")).expect("a lane")
     }
 
-    /// A thread that waits for the sender has the lock for a moment. Another thread that has something to send finds it taken then, and goes away.
+    /// A thread that waits for the sender has the lock for a moment. Another thread that has something to
+    /// send finds it taken then, and goes away.
     #[test]
     fn a_thread_that_has_waited_for_the_sender_sends_for_others() {
         let lane = lane();
@@ -929,7 +960,8 @@ mod tests {
         assert!(lock(&lane.tx).is_empty());
     }
 
-    /// A thread that waits for the receiver has the lock for a moment. The background thread, which leaves a note, finds it taken then.
+    /// A thread that waits for the receiver has the lock for a moment. The background thread, which leaves a
+    /// note, finds it taken then.
     #[test]
     fn a_thread_that_has_waited_for_the_receiver_looks_for_notes() {
         let lane = lane();

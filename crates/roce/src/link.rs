@@ -1,6 +1,7 @@
-//! A connected queue pair (RC, UC): its requester and responder, the way to its peer ([`route`]), and what is told to whom. What leaves is in [`sending`].
-//! What comes in is in [`receive`], and the answers to it in [`responding`]; what waits there for reads before it, in [`held`]; what most messages between
-//! processes of one host are, in [`straight`]. [`ending`] has what fails.
+//! A connected queue pair (RC, UC): its requester and responder, the way to its peer ([`route`]), and what is
+//! told to whom. What leaves is in [`sending`]. What comes in is in [`receive`], and the answers to it in
+//! [`responding`]; what waits there for reads before it, in [`held`]; what most messages between processes of
+//! one host are, in [`straight`]. [`ending`] has what fails.
 
 mod ending;
 mod held;
@@ -35,7 +36,8 @@ use route::{Incoming, PeerLocation, incoming, marked};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A longer read goes out as several, so that its responses come at the pace of the window; within the host, in packets of that.
+/// A longer read goes out as several, so that its responses come at the pace of the window; within the host,
+/// in packets of that.
 const READ_CHUNK: u32 = 64 << 10;
 /// The explicit congestion notification bits of a traffic class (RFC 3168 section 5).
 const ECN: u8 = 3;
@@ -66,7 +68,7 @@ pub(crate) struct Link {
     path: Path,
     packet_route: PacketRoute,
     peer: Arc<Peer>,
-    /// Where the peer is: until that is known nothing is sent, lest later packets overtake earlier ones.
+    /// Where the peer is. Nothing is sent before it is known: later packets could overtake earlier ones.
     location: PeerLocation,
     /// The reader that opens the memory of receives.
     receives: Reader,
@@ -79,7 +81,7 @@ pub(crate) struct Link {
     incoming: Incoming,
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
-    /// What reads of the peer have been kept of its memory.
+    /// Copies of the bytes of the peer's reads, taken before a later request changes them.
     kept: KeptReads,
     /// Requests behind those of which nothing more can be kept.
     held: HeldPackets,
@@ -87,7 +89,8 @@ pub(crate) struct Link {
     service: adverb_proto::ib::Service,
     reliable: bool,
     heard: bool,
-    /// A request of the peer was refused: once the NAK has left, the queue pair is in error, and the program is told this.
+    /// A request of the peer was refused: once the NAK has left, the queue pair is in error, and the program
+    /// is told this.
     refused: Option<AsyncEventKind>,
     /// Packets that came in without an acknowledgement going out.
     unacknowledged: u32,
@@ -179,7 +182,8 @@ impl Link {
         }
     }
 
-    /// Packets of requests without an answer, whether they have been sent or not. None where they do not go by the network, or are not acknowledged.
+    /// Packets of requests without an answer, whether they have been sent or not. None where they do not go
+    /// by the network, or are not acknowledged.
     #[inline]
     pub(crate) fn unanswered_by_network(&self) -> Option<u32> {
         let requester = self.requester.as_ref().filter(|_| self.reliable && self.near().is_none())?;

@@ -1,13 +1,15 @@
 //! Where a queue pair or a service lives.
 //!
-//! A sender that meets an address for the first time asks once, at the address's UDP port 4791, with a management datagram of a vendor class of ours. If
-//! the holder of that port is an adverb, it answers for itself, or passes the question on to the owner, which answers: with
-//! the UDP port that reaches it directly. Kernels and adapters do not answer, and get everything on 4791.
+//! A sender that meets an address for the first time asks once, at the address's UDP port 4791, with a
+//! management datagram of a vendor class of ours. If the holder of that port is an adverb, it answers for
+//! itself, or passes the question on to the owner, which answers: with the UDP port that reaches it directly.
+//! Kernels and adapters do not answer, and get everything on 4791.
 //!
-//! Anybody can ask, in anybody's name. So a question changes nothing: what is known of a peer comes from answers to questions of our own, whose
-//! transactions nobody guesses. The question says which queue pair asks, so that whoever answers can put its own question at once: both
-//! are under way at the same time, and the first reply does not wait for longer than the first message. On one host the question goes to the
-//! owner's own socket: the holder of 4791 may be stopped.
+//! Anybody can ask, in anybody's name. So a question changes nothing: what is known of a peer comes from
+//! answers to questions of our own, whose transactions nobody guesses. The question says which queue pair
+//! asks, so that the process that answers can put its own question at once: both are under way at the same
+//! time, and the first reply does not wait for longer than the first message. On one host the question goes
+//! to the owner's own socket: the holder of 4791 may be stopped.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -51,27 +53,33 @@ const PAUSES: [Duration; 4] = [
     Duration::from_millis(240),
     Duration::from_secs(1),
 ];
-/// After so many questions without an answer nobody waits any longer.
+/// After so many questions without an answer, packets wait no longer.
 const MOST_UNANSWERED: usize = 4;
-/// Answers in a second to the addresses of a share, and at once: more than programs ask for that connect all their queue pairs.
+/// Answers in a second to the addresses of a share, and at once: more than programs ask for that connect all
+/// their queue pairs.
 const ANSWERS: (u32, u32) = (16_384, 16_384);
-/// Questions in a second to the addresses of a share, and at once, that this process puts because somebody has asked it.
+/// Questions to the addresses of a share, in a second and in one burst, that this process asks because a peer
+/// asked it first.
 const RETURNED: (u32, u32) = (4096, 1024);
-/// How long nobody looks again for the process that owns a block of numbers, if nobody has found one. There are 4096 blocks: no second has more looks in vain, whoever asks.
-/// Questions about a block that is taken meanwhile go without an answer until then, or until something else leads to its owner.
+/// Pause before the owner of a block of numbers is looked up again after a failed look-up. There are 4096
+/// blocks: no second has more failed look-ups, however many peers ask. Questions about a block that is taken
+/// meanwhile go without an answer until then, or until something else leads to its owner.
 const REST: Duration = Duration::from_secs(1);
-/// Questions from one address about one block, in a second and at once, for which a process of another user is looked for, or one that is not known yet: about as
-/// many as programs ask that connect many queue pairs. To look for a process costs more than the question does. Some share this with others.
+/// Questions from one address about one block, in a second and at once, for which a process of another user
+/// is looked for, or one that is not known yet: about as many as programs ask that connect many queue pairs.
+/// To look for a process costs more than the question does. Some share this with others.
 const LOOKS: (u32, u32) = (1024, 4096);
-/// So often a question is put once more because the one who is asked for has asked for us, and no sooner than after so long: an answer may be on its way.
+/// Most early repeats of a question. A question from the peer shows that it is awake, so ours is repeated
+/// early.
 const HURRIES: u32 = 3;
+/// A question is not repeated early within this time: an answer may be on its way.
 const HURRY_AFTER: Duration = Duration::from_millis(1);
 
 /// Finds out where queue pairs of peers live: it has the questions under way, and the answers. Thread-safe.
 pub(crate) struct Locator {
     questions: Mutex<Questions>,
     answers: Mutex<Answers>,
-    /// Counts the answers, so that whoever keeps what follows from them notices new ones.
+    /// Counts the answers. A cache of results compares the count to see that it is out of date.
     version: AtomicU64,
     /// What we answer, and what we ask because of it.
     answered: Limit,
@@ -111,7 +119,8 @@ pub(crate) struct LocationQuery {
 pub(crate) struct Place {
     /// Behind this UDP port.
     pub(crate) port: u16,
-    /// What may be in flight to the socket there, as another adverb says it (zero: the usual); none of somebody else's.
+    /// Bytes that may be in flight to that socket, as its adverb says; zero: the default. None: no adverb
+    /// answers there.
     pub(crate) room: Option<u32>,
     /// The kernel on which it receives trains whole ([`kernel::mark`]); zero: none, or it does not say.
     pub(crate) host: u64,
@@ -131,7 +140,8 @@ impl Place {
         }
     }
 
-    /// Whether what leaves this host in one train is received there in one: another host's network card receives the datagrams by themselves.
+    /// Whether what leaves this host in one train is received there in one: another host's network card
+    /// receives the datagrams by themselves.
     pub(crate) fn is_whole(&self) -> bool {
         self.host != 0 && self.host == kernel::mark()
     }
@@ -162,9 +172,9 @@ impl Locator {
         lock(&self.answers).places.get(&(address, number)).map(|place| place.port)
     }
 
-    /// Where a queue pair lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
-    /// pair `asker` of this process gets a turn at sending when it has come, or nobody answers. `again`: ask in any case, as a connection
-    /// begins, though something is known from before.
+    /// Where a queue pair lives. If that is not known, the question is put, and the answer comes to `lane`.
+    /// The queue pair `asker` of this process gets a turn at sending when it has come, or nobody answers.
+    /// `again`: ask in any case, as a connection begins, though something is known from before.
     pub(crate) fn find(
         &self,
         net: &Arc<Net>,
@@ -202,7 +212,7 @@ impl Locator {
             } else {
                 let question = Question::new(wanted, Arc::downgrade(lane), vec![asker]);
                 let Some(transaction) = questions.add_below(MOST, question) else {
-                    // Bounded; who is not told now goes on by port 4791.
+                    // The table is full: this queue pair sends to port 4791.
                     return Location::At(known.unwrap_or(Place::STANDARD_PORT));
                 };
                 Some(transaction)
@@ -295,8 +305,8 @@ impl Locator {
         }
     }
 
-    /// Passes a question on to the process that owns a block of queue pair numbers. None if that process is not looked for: nobody has found it a moment ago, or the sender
-    /// has had it looked for too often.
+    /// Passes a question on to the process that owns a block of queue pair numbers. None if that process is
+    /// not looked for: nobody has found it a moment ago, or the sender has had it looked for too often.
     fn pass_on(
         &self,
         net: &Net,
@@ -315,8 +325,9 @@ impl Locator {
         told
     }
 
-    /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it lives is put now, if it would be put
-    /// anyway. It goes to port 4791, as every question: where this one came from, anybody may be.
+    /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it
+    /// lives is put now, if it would be put anyway. It goes to port 4791, as every question: where this one
+    /// came from, anybody may be.
     fn ask_back(&self, net: &Arc<Net>, endpoint: &Endpoint, asker: u32, from: MadSource) {
         let lane = (endpoint.queues.service == Service::Ud).then(|| Arc::downgrade(&endpoint.lane));
         match self.returns(lane, asker, from, time::now()) {
@@ -394,7 +405,7 @@ impl Locator {
             questions.by_subject.remove(&(question.peer.ip(), question.number));
             question
         };
-        // Nobody may be there of whom a question told.
+        // A question may name a queue pair that does not exist.
         if place.is_none() && question.askers.is_empty() {
             return None;
         }
@@ -485,7 +496,8 @@ pub(crate) struct Mark {
     pub(crate) from: MadSource,
 }
 
-/// Tells the sender that everything before its mark has been taken in, and how many receives are left ([`u32::MAX`]: enough for anything).
+/// Tells the sender that everything before its mark has been taken in, and how many receives are left
+/// ([`u32::MAX`]: enough for anything).
 pub(crate) fn echo(net: &Net, mark: Mark, receives: u32) {
     let Ok(primary) = net.primary() else { return };
     let place = Place { port: mark.port, room: Some(receives), host: 0 };
@@ -500,7 +512,8 @@ mod tests {
     use crate::seqpacket::Connection;
     use std::net::Ipv4Addr;
 
-    /// Others make this process ask, and it asks for its own queue pairs: both have a bound, and those of others leave room for the own ones.
+    /// Others make this process ask, and it asks for its own queue pairs: both have a bound, and those of
+    /// others leave room for the own ones.
     #[test]
     fn questions_have_a_bound() {
         let locator = Locator::default();
@@ -522,8 +535,8 @@ mod tests {
         assert_eq!((count, questions.by_subject.len()), (MOST, MOST));
     }
 
-    /// A process that asks for queue pairs of nobody has us look for nobody so often, and not each time. Others of its host are still looked for. For processes
-    /// that we know, nobody looks.
+    /// A process that asks for queue pairs of nobody has us look for nobody so often, and not each time.
+    /// Others of its host are still looked for. For processes that we know, nobody looks.
     #[test]
     fn questions_for_nobody_cost_little_and_take_nothing_from_others() {
         adverb_core::engine::install(&[crate::FACTORY]);
@@ -541,7 +554,8 @@ mod tests {
         net.tell(one, HandoverKind::Locate, &from.arrival(&about(one)));
         assert!(net.knows(one) && !net.knows(other));
         assert_eq!(passes(nobody, now), Some(TellOutcome::Nobody));
-        // Far more questions than processes are looked for, about all blocks that nobody has. Other programs may come and go meanwhile.
+        // Far more questions than processes are looked for, about all blocks that nobody has. Other programs
+        // may come and go meanwhile.
         let is_free = |block: &u16| Connection::open(&block_name(*block)).is_err();
         let free: Vec<u16> = (0..4096).filter(is_free).collect();
         let looks = |now| {

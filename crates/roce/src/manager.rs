@@ -1,8 +1,9 @@
 //! Connection management of the device: rdma_cm's service over InfiniBand's management datagrams.
 //!
-//! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its sockets, and its events become those
-//! of the program's connections. Whoever changes something calls [`Manager::pump`] afterwards, which sends what there is to send and
-//! tells what there is to tell: one thread at a time, so that the events of a connection keep their order, and with no lock held.
+//! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its
+//! sockets, and its events become those of the program's connections. After each change, the caller runs
+//! [`Manager::pump`]. It sends the datagrams and delivers the events that are due: one thread at a time, so
+//! that the events of a connection keep their order, and with no lock held.
 
 mod elsewhere;
 mod host;
@@ -53,8 +54,8 @@ use std::time::Duration;
 
 /// Requests for one port that wait for their answers, whatever the program's backlog, which counts besides.
 const MOST_UNANSWERED: usize = 4096;
-/// How long a service that nobody offers is asked for again: perftest's server listens for the second connection only after
-/// it has told its client to connect.
+/// How long a service that nobody offers is asked for again: perftest's server listens for the second
+/// connection only after it has told its client to connect.
 const SERVICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Connections, those included that are being made or have just ended.
 const MOST_CONNECTIONS: usize = 1 << 18;
@@ -71,11 +72,13 @@ pub(crate) trait ManagerHost: Send + Sync {
     fn open(&self) -> Result<()>;
     /// Sends one management datagram. Port 0 stands for 4791.
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
-    /// Sends one management datagram as [`ManagerHost::send`] does, while the process exits. It waits for no thread, since a thread may have been stopped.
+    /// Sends one management datagram as [`ManagerHost::send`] does, while the process exits. It waits for no
+    /// thread, since a thread may have been stopped.
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
     /// The UDP port that leads directly to the process that owns a queue pair of a peer, if that is known.
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16>;
-    /// Whether a message from the network may say that the peer has lost the connection of these queue pairs. Does not wait: the manager is locked.
+    /// Whether a message from the network may say that the peer has lost the connection of these queue pairs.
+    /// Does not wait: the manager is locked.
     fn believes_stale(&self, claim: StaleClaim) -> bool;
     /// The GID table.
     fn gids(&self) -> Vec<Gid>;
@@ -106,7 +109,8 @@ impl ManagerPeer {
         Self { local, address, scope }
     }
 
-    /// How peers share out the places of a service, to whatever address of ours they have come: subnets first, then the addresses of one subnet.
+    /// How peers share out the places of a service, to whatever address of ours they have come: subnets
+    /// first, then the addresses of one subnet.
     fn groups(self) -> [Self; 2] {
         [subnet(self.address), self.address.to_canonical()].map(|from| Self {
             local: from,
@@ -131,7 +135,8 @@ impl ManagerPeer {
     }
 }
 
-/// The connection management of the device: the protocol's state, and the program's connections and listeners.
+/// The connection management of the device: the protocol's state, and the program's connections and
+/// listeners.
 pub(crate) struct Manager {
     this: Weak<Manager>,
     host: Arc<dyn ManagerHost>,
@@ -207,7 +212,7 @@ impl Manager {
     /// A datagram of connection management has come.
     /// It came to a port of this process alone from the port `direct`.
     pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: ManagerPeer, direct: Option<u16>) {
-        // Who asks for a service gets an answer even where nothing was served yet.
+        // Starts the manager: a request for a service is answered even if this process has served none.
         if let Err(error) = self.start() {
             return log!(Info, "a message from {} has no effect: {error}", peer.address);
         }
@@ -226,8 +231,8 @@ impl Manager {
         self.pump();
     }
 
-    /// Sends and tells what there is. If another thread is telling, it goes on to tell this, too; what is to be sent has left when this
-    /// returns, for the process may end in the next instant.
+    /// Sends and tells what there is. If another thread is telling, it goes on to tell this, too; what is to
+    /// be sent has left when this returns, for the process may end in the next instant.
     fn pump(&self) {
         let mut mine = false;
         loop {
@@ -278,7 +283,8 @@ impl Manager {
         event
     }
 
-    /// Where the process hears that a message is for: directly, if its queue pair is known to live at a port of its own.
+    /// Where the process hears that a message is for: directly, if its queue pair is known to live at a port
+    /// of its own.
     fn port_for(
         &self,
         links: &HashMap<u32, Arc<Link>>,
@@ -286,7 +292,8 @@ impl Manager {
         peer: &ManagerPeer,
         mad: &[u8; MAD_LEN],
     ) -> u16 {
-        // Messages begin with our communication ID and the peer's; an answer about datagrams, with the peer's alone.
+        // Messages begin with our communication ID and the peer's; an answer about datagrams, with the peer's
+        // alone.
         let word = |at: usize| u32::from_be_bytes([mad[at], mad[at + 1], mad[at + 2], mad[at + 3]]);
         let Some(link) = links.get(&word(24)) else {
             let asker = |at: usize| askers.get(&(*peer, word(at))).copied();
@@ -304,8 +311,8 @@ impl Manager {
         located.or_else(|| askers.get(&(*peer, word(28))).copied()).unwrap_or(0)
     }
 
-    /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about what it was asked: it knows the
-    /// request's transaction.
+    /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about
+    /// what it was asked: it knows the request's transaction.
     fn ask_at(&self, transaction: u64, name: u32, peer: &ManagerPeer, port: u16) {
         let Some(link) = self.link(name).filter(|link| link.peer == *peer) else { return };
         let asked = lock(&link.asked).clone();

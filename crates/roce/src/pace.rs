@@ -1,11 +1,14 @@
 //! The pace of unreliable senders.
 //!
-//! A message that finds no receive is lost on an unreliable queue pair, and nobody tells its sender. That is as it should be when a program
-//! does not post any; but here a sender is on the same few processors, and the background thread takes messages in even while the program
-//! gets none of them. So where fewer receives are left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how
-//! many there are, and it waits while most of them are gone and the program is still at work on what it got. The sender counts the messages that
-//! it has begun, each of which takes a receive with one packet: of a Send the first, of a Write with immediate data the last. Where none is left, and the program can post none before messages that have begun
-//! are complete, the echo says so, for those go on; another one follows when there are receives.
+//! A message that finds no receive is lost on an unreliable queue pair, and its sender does not learn it. The
+//! standard allows that. But a sender on the same processors can use up all receives while the receiving
+//! program has no processor: the background thread takes messages in meanwhile. So where fewer receives are
+//! left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how many there
+//! are, and it waits while most of them are gone and the program is still at work on what it got. The sender
+//! counts the messages that it has begun, each of which takes a receive with one packet: of a Send the first,
+//! of a Write with immediate data the last. Where none is left, and the program can post none before messages
+//! that have begun are complete, the echo says so, for those go on; another one follows when there are
+//! receives.
 
 mod held;
 
@@ -21,14 +24,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// A program that stays away for longer holds nobody back, until it has come back. Time in which nothing of its process gets a processor does
-/// not count: it could not have come. Where looks are far apart, that is long; a sender whom nobody answers goes on by itself before.
+/// A program that has not polled for this time no longer stops senders, until it polls again. Time in which
+/// no thread of its process gets a processor does not count: it could not have polled. Where looks are far
+/// apart, that is long; a sender without an answer goes on by itself before.
 ///
 /// Tests run where a single thread may be kept from its processors for longer.
 const PROGRAM_TIMEOUT: Duration =
     if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
-/// A program may need the end of a message before it can post a receive. It is waited for while packets of that message keep coming, but no longer than this: the
-/// peer may send them as slowly as it likes.
+/// A program may need the end of a message before it can post a receive. It is waited for while packets of
+/// that message keep coming, but no longer than this: the peer may send them as slowly as it likes.
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
@@ -103,16 +107,16 @@ impl Wait {
     }
 }
 
-/// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share them, each message may be another one's,
-/// and its first packet all that is there of it.
+/// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share
+/// them, each message may be another one's, and its first packet all that is there of it.
 fn shortage(endpoint: &Endpoint, cost: u32) -> Option<u32> {
     let left = u32::try_from(endpoint.queues.receives_left()).unwrap_or(u32::MAX);
     (left.saturating_mul(cost) < endpoint.lane.socket.takes().min(MOST)).then_some(left)
 }
 
 impl Short {
-    /// Looks again. False once there is no shortage any more; `receives` become no more than there are here, and `None` while its program is to
-    /// be waited for.
+    /// Looks again. False once there is no shortage any more; `receives` become no more than there are here,
+    /// and `None` while its program is to be waited for.
     fn look(&mut self, now: Duration, receives: &mut Option<u32>) -> bool {
         let Some(endpoint) = self.endpoint.upgrade() else { return false };
         let Some(left) = shortage(&endpoint, self.cost) else {
@@ -176,8 +180,8 @@ impl Pace {
         }
     }
 
-    /// A mark has come. Returns how many messages the echo is to allow ([`u32::MAX`]: any number); `None` if it has to wait: then it is sent later, as
-    /// is another one where it allows none.
+    /// A mark has come. Returns how many messages the echo is to allow ([`u32::MAX`]: any number); `None` if
+    /// it has to wait: then it is sent later, as is another one where it allows none.
     pub(crate) fn allow(&self, net: &Arc<Net>, mark: Mark) -> Option<u32> {
         if !self.is_short.load(Ordering::SeqCst) {
             return Some(u32::MAX);

@@ -1,7 +1,8 @@
 //! Packets that have come to UDP port 4791 for queue pairs of other processes.
 //!
-//! They are handed over in their order, by one thread at a time, with no lock that receiving needs. A packet has to have the right CRC; where nobody of
-//! our user is found, nobody is looked for again for a moment, so that packets for nobody cost little.
+//! They are handed over in their order, by one thread at a time, with no lock that receiving needs. A packet
+//! has to have the right CRC. If no process of our user owns the queue pair, the look-up rests for [`REST`],
+//! so that packets without an owner cost little.
 
 use crate::handover::{HandoverKind, Stray};
 use crate::lane::LAST;
@@ -21,12 +22,14 @@ use std::time::Duration;
 
 /// Packets that wait at most: what comes with one look at the socket.
 const MOST: usize = 1024;
-/// How long nobody is looked for again who was not found.
+/// Pause before an owner that was not found is looked up again.
 const REST: Duration = Duration::from_millis(20);
-/// How often processes are looked for, for the packets from a share of all addresses: in a second, and at once.
+/// How often processes are looked for, for the packets from a share of all addresses: in a second, and at
+/// once.
 pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 
-/// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over. Thread-safe.
+/// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over.
+/// Thread-safe.
 pub(crate) struct Strays {
     waiting: Mutex<VecDeque<Stray>>,
     turn: Mutex<()>,
@@ -78,7 +81,8 @@ impl Strays {
         NoteOutcome::Kept
     }
 
-    /// Hands over what waits, unless somebody else is doing it: then he looks again afterwards. With no lock held.
+    /// Hands over the waiting packets. If another thread is doing that, it looks again before it ends. The
+    /// caller holds no lock.
     pub(crate) fn hand_over(&self, net: &Net) {
         while !lock(&self.waiting).is_empty() {
             let Ok(_turn) = self.turn.try_lock() else { return };
@@ -97,13 +101,14 @@ impl Strays {
         }
     }
 
-    /// Hands over whatever was noted before this call, though another thread be at it; no longer than that thread may take ([`LAST`]). With
-    /// no lock held.
+    /// Hands over all packets that were noted before this call. If another thread is doing that, waits for
+    /// it, at most for [`LAST`]. The caller holds no lock.
     pub(crate) fn hand_over_all(&self, net: &Net) {
         self.hand_over(net);
         // The other thread may have taken the last one, and not given it yet.
         drop(lock_until(&self.turn, time::now() + LAST));
-        // A thread that noted one meanwhile may have found the turn taken by this thread, which has to hand it over.
+        // A thread that noted one meanwhile may have found the turn taken by this thread, which has to hand
+        // it over.
         self.hand_over(net);
     }
 
@@ -183,7 +188,7 @@ mod tests {
         assert_eq!(strays.note(&arrival(&good)), NoteOutcome::TooMany);
     }
 
-    /// Whoever sends packets for nobody has us look for nobody once, and not for each.
+    /// Packets for a queue pair without an owner cost one look-up, and not one each.
     #[test]
     fn nobody_is_looked_for_time_and_again() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);

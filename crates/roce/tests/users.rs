@@ -587,7 +587,8 @@ fn hand_over_twice(socket: &OwnedFd, number: u32) {
     next_line();
 }
 
-/// Another user who takes the name of queue pair numbers is asked who he is, and gets no packet that comes for them.
+/// A process of another user that takes the name of queue pair numbers is asked for its user, and gets no
+/// packet for these numbers.
 #[test]
 fn nobody_is_handed_the_packets_of_another_user() {
     const TEST: &str = "nobody_is_handed_the_packets_of_another_user";

@@ -323,7 +323,8 @@ fn hears_nothing(peer: &Peer) -> bool {
     heard.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
-/// Whoever can send from an address may ask in the name of a queue pair there: its datagrams do not go to him.
+/// A process that can send from an address may ask in the name of a queue pair there. The datagrams of that
+/// queue pair do not go to the process.
 #[test]
 fn a_question_diverts_no_datagrams() {
     const ASKER: u32 = NUMBER + 1;
@@ -351,7 +352,7 @@ fn a_question_diverts_no_datagrams() {
         send(wr_id);
         side.sent_well(wr_id);
     }
-    assert!(hears_nothing(&peer), "a datagram has come to who asked");
+    assert!(hears_nothing(&peer), "a datagram has come to the asker");
 }
 
 /// A question in the name of a connection's peer brings none of the connection's packets to the asker. The device
@@ -369,7 +370,7 @@ fn a_question_diverts_no_connection() {
     peer.answer();
     side.post(1, RequestOpcode::Send, &[], (0, 0));
     assert_eq!(side.sent().status, Status::RetryExceeded);
-    assert!(hears_nothing(&peer), "a packet has come to who asked");
+    assert!(hears_nothing(&peer), "a packet has come to the asker");
 }
 
 /// Once it is known where the peer's queue pair lives, packets count from there alone: another process of its host, which has its address, is not it.

@@ -1,8 +1,9 @@
 //! Sleeping until something happens to sockets.
 //!
-//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for: where things arrive, if that is a descriptor, and what
-//! becomes readable with the next event once the socket is armed; and on one of its own. Of two threads that wait for one socket, one takes the event away before the other has seen it, so
-//! whoever takes one wakes the others by their own descriptors.
+//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for: where things arrive, if
+//! that is a descriptor, and what becomes readable with the next event once the socket is armed; and on one
+//! of its own. Of two threads that wait for one socket, one takes the event away before the other has seen
+//! it, so the thread that takes an event wakes the others by their own descriptors.
 
 use crate::process::Process;
 use adverb_core::cancel::CancellationGuard;
@@ -34,8 +35,8 @@ pub(crate) trait Waitable {
     fn waiters(&self) -> &Waiters;
 }
 
-/// Calls `one`, which takes in a part of what has come and says whether there may be more, so often that a queue is emptied, and not for as long as
-/// a peer goes on. Whether there may be more.
+/// Calls `one`, which takes in a part of what has come and says whether there may be more, so often that a
+/// queue is emptied, and not for as long as a peer goes on. Whether there may be more.
 pub(crate) fn in_turn(mut one: impl FnMut() -> bool) -> bool {
     const MOST: usize = 256;
     (0..MOST).all(|_| one())
@@ -165,8 +166,9 @@ pub(crate) fn milliseconds_until(deadline: Option<Instant>) -> i32 {
     })
 }
 
-/// Sleeps until `done` says something, asking it whenever something has happened to one of `sockets`, or one of `others` is ready, and
-/// once at first. Nothing at the deadline. With no lock held: the sleep is a cancellation point.
+/// Sleeps until `done` says something, asking it whenever something has happened to one of `sockets`, or one
+/// of `others` is ready, and once at first. Nothing at the deadline. With no lock held: the sleep is a
+/// cancellation point.
 ///
 /// # Errors
 /// EINTR when a signal handler ran.

@@ -1,4 +1,5 @@
-//! Whose sockets become rsockets, and how large their queues are: `/etc/rdma/rsocket/preload_config` and the environment (rsocket(7)).
+//! Whose sockets become rsockets, and how large their queues are: `/etc/rdma/rsocket/preload_config` and the
+//! environment (rsocket(7)).
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -21,7 +22,8 @@ struct Rule {
 
 /// What was set when the program started.
 pub(crate) struct Configuration {
-    /// The program's, whoever else's the file names. Empty: every socket becomes an rsocket.
+    /// The rules of this program; the file may have those of others, too. Empty: every socket becomes an
+    /// rsocket.
     rules: Option<Vec<Rule>>,
     /// Options of [`SOL_RDMA`] and their values.
     pub(crate) sizes: Vec<(i32, i32)>,

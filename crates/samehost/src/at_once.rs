@@ -1,8 +1,9 @@
 //! Short Writes and Reads, carried out as the program posts them.
 //!
-//! Most operations within a host are of this kind, so it is kept short: one element, memory of the peer that is mapped here, and everything known already
-//! from [`Direct`](crate::Direct), which carries out all others. The checks are the same: the peer's queue pair and key stand as they were
-//! published, the domain and rights fit, the bytes are inside, and our own key opens the element.
+//! Most operations within a host are of this kind, so it is kept short: one element, memory of the peer that
+//! is mapped here, and everything known already from [`Direct`](crate::Direct), which carries out all others.
+//! The checks are the same: the peer's queue pair and key stand as they were published, the domain and rights
+//! fit, the bytes are inside, and our own key opens the element.
 
 use crate::neighbour::Neighbour;
 use crate::place::Place;
@@ -63,8 +64,8 @@ impl AtOnce {
         self.rights = if is_its { pair.allowed & region.access() } else { Access::empty() };
     }
 
-    /// Another region than the last one, or the same key of another one. It has been looked up before, or else goes on without: to look may take a system call, for
-    /// which no other poster is to wait.
+    /// Turns to another region than the last one, or to another region with the same key. The region is in
+    /// the cache, or the request is queued: a look-up may take a system call, and other posters would wait.
     #[cold]
     fn turn_to(&mut self, queues: &Queues, key: u32) {
         if let Some(region) = self.reach.known(key) {
@@ -73,7 +74,8 @@ impl AtOnce {
         }
     }
 
-    /// Carries out a request, before which everything is complete, in memory of `neighbour`, which is the process that this was made for.
+    /// Carries out a request, before which everything is complete, in memory of `neighbour`, which is the
+    /// process that this was made for.
     #[inline(always)]
     pub fn carry_out(&mut self, neighbour: &Neighbour, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
         match self.try_to(neighbour, queues, request) {

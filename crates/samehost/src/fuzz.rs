@@ -1,4 +1,5 @@
-//! What fuzz targets feed, and a test of every run with random bytes: the table in which another process says what it lets this one use, and what processes say as they meet.
+//! What fuzz targets feed, and a test of every run with random bytes: the table in which another process says
+//! what it lets this one use, and what processes say as they meet.
 
 use crate::direct::right;
 use crate::reach::Reach;
@@ -8,7 +9,7 @@ use adverb_core::request::{Opcode, SendFlags};
 use adverb_local::{Kind, Table};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Whatever the table of another process says, with whatever request: bytes within its memory are meant, or none.
+/// Any table of another process, and any request: bytes within its memory are meant, or none.
 pub fn table(bytes: &[u8]) {
     const SIZE: i64 = 4 << 16;
     let mut words = bytes.chunks(8).map(|chunk| {

@@ -1,11 +1,15 @@
-//! Whether a program that has posted a long operation polls, or computes first. And the cost of another thread that carries the operation out meanwhile.
+//! Whether a program that has posted a long operation polls, or computes first. And the cost of another
+//! thread that carries the operation out meanwhile.
 //!
-//! A thread that polls carries the operation out itself, which is faster than to wake another thread for it. One that computes wants it carried out meanwhile.
-//! The past says which: how long the program stayed away after its last long posts, until it polled or posted again. One short stay tells more than many long
-//! ones, since a thread that polls may lose its processor, too.
+//! A thread that polls carries the operation out itself, which is faster than to wake another thread for it.
+//! One that computes wants it carried out meanwhile. The past says which: how long the program stayed away
+//! after its last long posts, until it polled or posted again. One short stay tells more than many long ones,
+//! since a thread that polls may lose its processor, too.
 //!
-//! A thread that is woken comes late: after microseconds where a processor is free, after milliseconds where none is. An operation that takes no longer than that is the poster's.
-//! Of a longer one the poster carries out what takes half of that time, while the other thread comes: then both the poster and the operation are late by that half.
+//! A thread that is woken comes late: after microseconds where a processor is free, after milliseconds where
+//! none is. The poster carries out an operation that takes no longer than that. Of a longer one the poster
+//! carries out what takes half of that time, while the other thread comes: then both the poster and the
+//! operation are late by that half.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,11 +20,12 @@ const LONG: Duration = Duration::from_micros(20);
 const ENOUGH: u32 = 2;
 /// The delay that is expected of a thread that has not been woken yet.
 const LATE: Duration = Duration::from_micros(30);
-/// After so many posts of a program that computes, the speeds of the poster and of the other thread are measured anew.
+/// After so many posts of a program that computes, the speeds of the poster and of the other thread are
+/// measured anew.
 const RETRY: u32 = 64;
 
-/// Whether a program that has posted a long operation polls or computes, and the cost of another thread that carries it out. A mistake costs time alone, so the words
-/// need no order among each other. Thread-safe.
+/// Whether a program that has posted a long operation polls or computes, and the cost of another thread that
+/// carries it out. A mistake costs time alone, so the words need no order among each other. Thread-safe.
 pub(crate) struct Habit {
     /// A long operation is being posted.
     posting: AtomicBool,
@@ -74,7 +79,8 @@ impl Habit {
         self.posting.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of an operation of so many the poster carries out while another thread is woken for it. None: no thread is woken.
+    /// How many bytes of an operation of so many the poster carries out while another thread is woken for it.
+    /// None: no thread is woken.
     pub(crate) fn share(&self, length: u32) -> Option<u32> {
         if self.stays.load(Ordering::Relaxed) < ENOUGH {
             return None;
@@ -192,7 +198,7 @@ mod tests {
         assert_eq!(habit.share(16 * BYTES), None, "nobody has a processor for it");
     }
 
-    /// Who shares an operation says nothing of how fast he is alone.
+    /// A shared operation says nothing about the poster's own speed.
     #[test]
     fn the_price_is_that_of_posts_without_help_and_both_are_looked_at_again() {
         let habit = after(&[100, 100]);

@@ -1,4 +1,5 @@
-//! Memory that a queue pair sends from in long messages, time and again: it is shared with the receiver, which then copies without the kernel.
+//! Memory that a queue pair sends from in many long messages. It is shared with the receiver, which then
+//! copies without the kernel.
 
 use crate::neighbour::NeighbourLink;
 use crate::sharing::Sharing;
@@ -6,7 +7,7 @@ use adverb_core::qp::Queues;
 use adverb_core::region::MemoryRegion;
 use std::sync::Arc;
 
-/// The memory that a queue pair lends time and again.
+/// The region that a queue pair has lent last, and how often.
 pub struct Lending {
     key: u32,
     times: u32,
@@ -21,14 +22,17 @@ impl Default for Lending {
 }
 
 impl Lending {
-    /// Lending is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly
-    /// ever.
+    /// Loans of a region before the first check. Each later check is after twice as many, up to
+    /// [`Lending::LAST`]: a region that cannot be shared now seldom can later.
     const FIRST: u32 = 16;
+    /// No check is after more loans than this.
     const LAST: u32 = 4096;
-    /// To move a region there and back costs about as much as the kernel's way costs more than a map's for so many times its length.
+    /// A region is moved once it was lent for this many times its length. About then, moving it costs less
+    /// than copies by the kernel.
     const WORTH: u64 = 16;
 
-    /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
+    /// Counts a loan of `length` bytes of a region. Returns whether the region is to be
+    /// [checked](Self::look).
     #[inline]
     pub fn count(&mut self, key: u32, length: u32) -> bool {
         if key != self.key {

@@ -1,12 +1,18 @@
 //! Within one host: how processes of one user reach each other's memory without the other's help.
 //!
-//! Two processes meet once ([`Handshakes`]), and agree on memory that both have, and on a channel of the transport's; the [`Hub`] has all of that. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
-//! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]; short ones as they are posted, [`at_once`]): in pages
-//! that it maps, or by the kernel's copy. Long ones go on beside the thread that has posted them ([`copies`]). Payload of messages may stay where it is and be
-//! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
+//! - [`Handshakes`]: two processes agree once on memory that both have, and on a channel of the transport's.
+//! - [`Hub`]: all that a transport shares with other processes of this host: handshakes, channels and memory.
+//! - [`Neighbour`]: what a process keeps of another one with which it shares memory.
+//! - [`sharing`]: publishes which keys and queue pairs of this process the neighbours may use.
+//! - [`direct`]: carries out one-sided operations by what a neighbour has published: in pages that this
+//!   process maps, or by the kernel's copy. [`at_once`] does that for short ones as they are posted.
+//! - [`copies`]: long operations, which go on beside the thread that has posted them.
+//! - [`loans`]: payload of messages that stays where it is, until the receiver fetches it. [`lending`] shares
+//!   memory that is lent often.
 //!
-//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport. A transport says how
-//! processes find each other, and what a channel carries ([`Side`], [`NeighbourLink`]).
+//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no
+//! packet and no transport. A transport says how processes find each other, and what a channel carries
+//! ([`Side`], [`NeighbourLink`]).
 
 mod at_once;
 mod bell;
@@ -49,7 +55,8 @@ pub use parts::Parts;
 pub use reach::{LastRegion, Reach, Region};
 pub use sharing::{PublishedPair, Sharing, Terms};
 
-/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
+/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any
+/// two statements.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

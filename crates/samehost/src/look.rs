@@ -1,7 +1,9 @@
-//! Looks into the memory of another process, which may withhold it: a page there may be missing as long as that process wishes (userfaultfd(2), a file of FUSE).
+//! Looks into the memory of another process, which may withhold it: a page there may be missing as long as
+//! that process wishes (userfaultfd(2), a file of FUSE).
 //!
-//! A thread of its own looks, and the background thread goes on with the result. So a process that withholds its memory stops one thread here, which has
-//! nothing else to do and holds no lock. Further looks at that process wait for this thread.
+//! A thread of its own looks, and the background thread goes on with the result. So a process that withholds
+//! its memory stops one thread here, which has nothing else to do and holds no lock. Further looks at that
+//! process wait for this thread.
 
 use crate::handshake::began;
 use crate::lock;
@@ -14,9 +16,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, RwLockReadGuard};
 use std::time::Duration;
 
-/// How long a look may take: as long as a thread may get no processor on a busy machine. After that the memory counts as one that cannot be read.
+/// How long a look may take: as long as a thread may get no processor on a busy machine. After that the
+/// memory counts as one that cannot be read.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Processes at which threads look at the same time, one thread each. A thread that gets no answer stays until the other process ends.
+/// Processes at which threads look at the same time, one thread each. A thread that gets no answer stays
+/// until the other process ends.
 const MOST_THREADS: usize = 256;
 /// Looks that wait for the thread that looks at the same process.
 const MOST_WAITING: usize = 16;
@@ -37,7 +41,8 @@ struct Looks {
 
 static LOOKS: AtomicPtr<Looks> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The threads of this process. A child of fork has none of its parent's, one of which may have held the lock: it begins anew.
+/// The threads of this process. A child of fork has none of its parent's, one of which may have held the
+/// lock: it begins anew.
 fn looks() -> &'static Looks {
     loop {
         let known = LOOKS.load(Ordering::Acquire);
@@ -57,7 +62,8 @@ fn looks() -> &'static Looks {
 }
 
 impl Looks {
-    /// Has a thread look: at once, or after those that look at the same process. False if there are too many of either, or if the system refuses a thread.
+    /// Has a thread look: at once, or after those that look at the same process. False if there are too many
+    /// of either, or if the system refuses a thread.
     fn begin(&'static self, looked: LookedProcess, helpers: &'static Helpers, work: Work) -> bool {
         let mut threads = lock(&self.threads);
         let has_room = threads.len() < MOST_THREADS;
@@ -115,8 +121,9 @@ impl<T: Send + 'static> Source for Look<T> {
     }
 }
 
-/// Calls `goes_on` once with the result of `read`, which reads memory of `process`, in the background thread. None, too: the other process withholds its memory, or
-/// no thread can look. In the last case `goes_on` is called at once, so the caller holds no lock that it takes.
+/// Calls `goes_on` once with the result of `read`, which reads memory of `process`, in the background thread.
+/// None, too: the other process withholds its memory, or no thread can look. In the last case `goes_on` is
+/// called at once, so the caller holds no lock that it takes.
 pub(crate) fn look<T: Send + 'static>(
     process: libc::pid_t,
     read: impl FnOnce() -> Option<T> + Send + 'static,
@@ -148,7 +155,7 @@ fn begin<T: Send + 'static>(
     read: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> bool {
     let reactor = &engine.reactor;
-    // First: a thread that looks in vain never comes back.
+    // The timer comes first: the read may block for ever.
     let Ok(timer) = reactor.set_timer(limit, look.clone()) else { return false };
     let to = look.clone();
     let work = move |stay: PagesStay| {

@@ -29,7 +29,8 @@ pub trait NeighbourLink: Send + Sync {
     fn neighbour(&self) -> &Neighbour;
     /// This link, for a caller that keeps it.
     fn this(&self) -> Weak<dyn NeighbourLink>;
-    /// Sends the other process descriptors: of our table, and perhaps of those parts of our memory that can be mapped. It learns as this process does, when it is told.
+    /// Sends the other process descriptors: of our table, and perhaps of those parts of our memory that can
+    /// be mapped. It learns as this process does, when it is told.
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -81,7 +82,8 @@ enum ReachState {
     Known(Arc<Reach>),
 }
 
-/// Another process of this host, or this one itself: how this process reaches its memory, and which of ours it knows. Thread-safe.
+/// Another process of this host, or this one itself: how this process reaches its memory, and which of ours
+/// it knows. Thread-safe.
 pub struct Neighbour {
     process: libc::pid_t,
     is_oneself: bool,
@@ -98,7 +100,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// The process with this number, or (`is_oneself`) this one. `reads`: whether each reads the other's memory. The rest is of the memory that both share.
+    /// The process with this number, or (`is_oneself`) this one. `reads`: whether each reads the other's
+    /// memory. The rest is of the memory that both share.
     pub fn new(
         (process, is_oneself): (libc::pid_t, bool),
         reads: bool,
@@ -113,7 +116,8 @@ impl Neighbour {
             process,
             is_oneself,
             reads,
-            // Each process itself checks the bytes that go into a capture. And no process is told of memory that it could not read anyway.
+            // Each process itself checks the bytes that go into a capture. And no process is told of memory
+            // that it could not read anyway.
             shares: reads && Together::now().is_straight(),
             hazard_slots: Arc::new(hazard_slots),
             hazard_view,
@@ -131,7 +135,8 @@ impl Neighbour {
         self.process
     }
 
-    /// Whether each of the two reads the other's memory: longer payload stays where it is until the receiver fetches it.
+    /// Whether each of the two reads the other's memory: longer payload stays where it is until the receiver
+    /// fetches it.
     #[inline]
     pub fn reads(&self) -> bool {
         self.reads
@@ -161,7 +166,8 @@ impl Neighbour {
         &self.loans
     }
 
-    /// The hazard words by which this process says which keys and queue pairs of the other one it is going to use.
+    /// The hazard words by which this process says which keys and queue pairs of the other one it is going to
+    /// use.
     #[inline]
     pub(crate) fn hazard_slots(&self) -> &Arc<HazardSlots> {
         &self.hazard_slots
@@ -223,12 +229,12 @@ impl Neighbour {
         }
     }
 
-    /// How often it has been waited for in vain.
+    /// How often the process has exceeded a time limit.
     pub(crate) fn delays(&self) -> u32 {
         self.delays.load(Ordering::Relaxed)
     }
 
-    /// Counts that the process has been waited for in vain. Returns how often by now.
+    /// Counts that the process has exceeded a time limit. Returns how often by now.
     pub(crate) fn delay(&self) -> u32 {
         self.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -250,7 +256,8 @@ impl Neighbour {
         self.life() > Life::Here
     }
 
-    /// Forgets a process that has gone for good: it neither reads our memory, nor have we anything of its own.
+    /// Forgets a process that has gone for good: it neither reads our memory, nor have we anything of its
+    /// own.
     pub fn forget(&self) {
         self.loans.end();
         *lock(&self.reach) = ReachState::Unknown;
@@ -304,7 +311,8 @@ impl dyn NeighbourLink + '_ {
         }
     }
 
-    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
+    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one
+    /// thread at a time.
     pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
         let neighbour = self.neighbour();
         let news = if place.is_some() { TABLE | MEMORY } else { TABLE };

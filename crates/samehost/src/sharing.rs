@@ -1,19 +1,23 @@
 //! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
 //!
-//! It begins with an ordinary request. The engine that serves it, from a process of this host, asks to have its memory shared ([`Sharing::ask`]). So does one that
-//! lends the other process long payloads of the same memory ([`crate::lending`]): the other process copies shared memory without the kernel, with any rights of
-//! the key. Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and
-//! does without us:
+//! It begins with an ordinary request. The engine that serves it, from a process of this host, asks to have
+//! its memory shared ([`Sharing::ask`]). So does one that lends the other process long payloads of the same
+//! memory ([`crate::lending`]): the other process copies shared memory without the kernel, with any rights of
+//! the key. Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other
+//! process is told. From then on it looks there, and does without us:
 //!
-//! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
-//! - Pages that have been moved to where others can map them ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves them, when it
-//!   comes by. No process copies to pages that are being moved: their keys are withdrawn before, and published anew.
+//! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can
+//!   be published for that, and is at once.
+//! - Pages that have been moved to where others can map them ([`adverb_core::memory::moved`]) it copies by
+//!   itself. A thread of the program moves them, when it comes by. No process copies to pages that are being
+//!   moved: their keys are withdrawn before, and published anew.
 //!
-//! A program whose thread sleeps from then on comes by no more. So when a queue pair gets a peer that lives on this host, the thread that connects it moves
-//! the memory that this peer may reach ([`Sharing::foresee`]), as far as that is short.
+//! A program whose thread sleeps from then on comes by no more. So when a queue pair gets a peer that lives
+//! on this host, the thread that connects it moves the memory that this peer may reach
+//! ([`Sharing::foresee`]), as far as that is short.
 //!
-//! Entries are taken back before they change: a key by the key table, a queue pair by its link. Both wait until no process uses the entry that announced
-//! it before.
+//! Entries are taken back before they change: a key by the key table, a queue pair by its link. Both wait
+//! until no process uses the entry that announced it before.
 
 use crate::bell::ForkClosedFd;
 use crate::lock;
@@ -38,21 +42,24 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
-/// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
+/// How long the end of a registration waits for a process that says it is in the middle of an operation: one
+/// that is stopped there, or lies. Its later writes go to memory that is not registered any more. Each time
+/// the limit is half as long, and after [`MOST_DELAYS`] times that process is a peer no more.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
-/// How long a thread of the program, on its way to move pages, waits for other processes to end their use of them. After this time, the pages stay, and so does
-/// the use.
+/// How long a thread of the program, on its way to move pages, waits for other processes to end their use of
+/// them. After this time, the pages stay, and so does the use.
 const MOMENT: Duration = Duration::from_millis(3);
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
 
-/// Regions that are moved before a peer has asked: so many of a protection domain, and so many bytes of them for a connection, in about 13 ms.
+/// Regions that are moved before a peer has asked: so many of a protection domain, and so many bytes of them
+/// for a connection, in about 13 ms.
 const MOST_FORESEEN: usize = 64;
 const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 
-/// The keys and queue pairs of this process that processes of this host may use by themselves, and requests for more. Thread-safe.
+/// The keys and queue pairs of this process that processes of this host may use by themselves, and requests
+/// for more. Thread-safe.
 #[derive(Default)]
 pub struct Sharing {
     table: OnceLock<Option<Arc<SharedTable>>>,
@@ -152,7 +159,8 @@ struct Pairs {
 
 /// The rights that a queue pair gives its peer.
 pub struct Terms {
-    /// The name that the peer looks it up by: its number, which a transport may tell from those of others by a bit.
+    /// The name that the peer looks it up by: its number, which a transport may tell from those of others by
+    /// a bit.
     pub number: u32,
     /// The number of the peer's queue pair.
     pub peer: u32,
@@ -163,7 +171,8 @@ pub struct Terms {
 }
 
 impl Sharing {
-    /// The [`Sharing`] of this process. All transports have the same one, because a process has one table of keys. A child of fork has another one.
+    /// The [`Sharing`] of this process. All transports have the same one, because a process has one table of
+    /// keys. A child of fork has another one.
     pub fn of_process() -> Arc<Self> {
         static OWN: AtomicPtr<(ForkGeneration, Arc<Sharing>)> = AtomicPtr::new(std::ptr::null_mut());
         let known = OWN.load(Ordering::Acquire);
@@ -186,8 +195,9 @@ impl Sharing {
         unsafe { &*own }.1.clone()
     }
 
-    /// A queue pair has served a one-sided request that another process has sent it about memory of ours: before long that process does without us. It is
-    /// published, if it is not (`published`) and anything else is; and the memory is shared.
+    /// A queue pair has served a one-sided request that another process has sent it about memory of ours:
+    /// before long that process does without us. It is published, if it is not (`published`) and anything
+    /// else is; and the memory is shared.
     #[inline]
     pub fn served(
         self: &Arc<Self>,
@@ -228,7 +238,8 @@ impl Sharing {
         lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Another process has used memory of ours, or it is lent to it: it is shared with it, if that can be, before long.
+    /// Another process has used memory of ours, or it is lent to it: it is shared with it, if that can be,
+    /// before long.
     #[cold]
     pub fn ask(self: &Arc<Self>, with: &dyn NeighbourLink, queues: &Queues, key: u32, is_lent: bool) {
         let Some(region) = queues.region(key) else { return };
@@ -253,8 +264,9 @@ impl Sharing {
         }
     }
 
-    /// A queue pair has got a peer in another process of this host. The thread that connects moves what the peer may reach once it comes by a safe point, which is soon: later it
-    /// may sleep for good. Each region once: whether that is refused or not, the peer asks when it uses it.
+    /// A queue pair has got a peer in another process of this host. The thread that connects moves what the
+    /// peer may reach once it comes by a safe point, which is soon: later it may sleep for good. Each region
+    /// once: whether that is refused or not, the peer asks when it uses it.
     pub fn foresee(self: &Arc<Self>, queues: &Queues) {
         let is_straight = Together::now().is_straight();
         let Some(regions) = is_straight.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else {
@@ -333,7 +345,8 @@ impl Sharing {
         }
     }
 
-    /// Grants all requests: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
+    /// Grants all requests: in the background thread as far as the kernel's copy goes, and the rest in a
+    /// thread of the program's.
     fn serve(self: &Arc<Self>) {
         loop {
             let request = {
@@ -343,7 +356,8 @@ impl Sharing {
                 request
             };
             let Some(request) = request else { return };
-            // A thread of the program that moves pages meanwhile waits for the background thread to keep still.
+            // A thread of the program that moves pages meanwhile waits for the background thread to keep
+            // still.
             let Ok(mut shown) = self.shown.try_lock() else {
                 lock(&self.waiting).requests.push_front(request);
                 if Soon::call(self).is_err() {
@@ -387,7 +401,7 @@ impl Sharing {
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             with.neighbour().loans().tidy();
             let moved;
-            // No other process is troubled in vain.
+            // No other process is disturbed for a region that cannot be moved.
             (others, moved) = match moved::might(&region) {
                 Ok(()) => share_alone(shown, keys, bytes_of(&region), &mut || {
                     share(std::slice::from_ref(&region)).pop().unwrap_or(Err(Refusal::Busy))
@@ -401,7 +415,8 @@ impl Sharing {
             memory = memory_of(moved);
         }
         let choice = Facts::of(memory, request.is_lent).choose();
-        // A process that is lent it only fetches it otherwise: this says nothing of processes that reach it by its key.
+        // A process that is lent it only fetches it otherwise: this says nothing of processes that reach it
+        // by its key.
         if choice.way.is_straight() || !request.is_lent {
             region.settle(choice);
         }
@@ -414,7 +429,8 @@ impl Sharing {
         }
     }
 
-    /// Publishes a region, and tells the other process of it, by `with`. Others that know of our memory hear where to map it from.
+    /// Publishes a region, and tells the other process of it, by `with`. Others that know of our memory hear
+    /// where to map it from.
     fn show(
         self: &Arc<Self>,
         engine: &'static Engine,
@@ -476,7 +492,8 @@ fn memory_of(moved: Result<Place, Refusal>) -> Memory {
     moved.map_or_else(Memory::Unmoved, Memory::Moved)
 }
 
-/// Takes back all that is published of some memory, and has it moved if no process is in its pages any more. Returns the regions to be published again.
+/// Takes back all that is published of some memory, and has it moved if no process is in its pages any more.
+/// Returns the regions to be published again.
 fn share_alone(
     shown: &[PublishedRegion],
     keys: &Keys,
@@ -541,28 +558,29 @@ impl Drop for PublishedPair {
 }
 
 /// How long a process is waited for, and whether that was its last chance.
-struct Patience {
+struct WaitLimit {
     length: Duration,
     is_last: bool,
 }
 
 /// At the end of a registration.
-fn long(neighbour: &Neighbour) -> Patience {
-    Patience { length: withdrawal_timeout(neighbour.delays()), is_last: true }
+fn long(neighbour: &Neighbour) -> WaitLimit {
+    WaitLimit { length: withdrawal_timeout(neighbour.delays()), is_last: true }
 }
 
-/// How long a process is waited for that has been waited for in vain so often.
+/// The time limit for a process that has exceeded it `delays` times.
 fn withdrawal_timeout(delays: u32) -> Duration {
     WITHDRAWAL_TIMEOUT / (1 << delays.min(MOST_DELAYS))
 }
 
 /// Before pages are moved.
-fn short(_: &Neighbour) -> Patience {
-    Patience { length: MOMENT, is_last: false }
+fn short(_: &Neighbour) -> WaitLimit {
+    WaitLimit { length: MOMENT, is_last: false }
 }
 
 impl SharedTable {
-    /// The processes that have been told of the table. What they announce is visible: that they use what has just been withdrawn, or see that it has been.
+    /// The processes that know of the table. Runs a barrier: afterwards each of them has announced its use of
+    /// the withdrawn entry, or sees that the entry is withdrawn.
     fn told(&self) -> Vec<Arc<dyn NeighbourLink>> {
         let Some(sharing) = self.sharing.upgrade() else { return Vec::new() };
         let mut told = sharing.neighbours();
@@ -571,14 +589,15 @@ impl SharedTable {
         told
     }
 
-    /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
-    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
+    /// Waits until no process uses the withdrawn entry, for each process as long as `limit` says. False if
+    /// one still uses it.
+    fn wait(&self, which: Kind, index: u32, limit: impl Fn(&Neighbour) -> WaitLimit) -> bool {
         let mut ended = true;
         for with in &self.told() {
             let neighbour = with.neighbour();
             let mut until = None;
             while is_in_use(neighbour, which, index) {
-                let Patience { length, is_last } = patience(neighbour);
+                let WaitLimit { length, is_last } = limit(neighbour);
                 let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {
                     if is_last {
@@ -599,7 +618,7 @@ fn is_in_use(neighbour: &Neighbour, which: Kind, index: u32) -> bool {
     neighbour.hazard_view().is_announced(which, index as usize) && !neighbour.has_ended()
 }
 
-/// A process has been waited for in vain.
+/// A process has exceeded its time limit.
 fn blame(with: &dyn NeighbourLink) {
     let neighbour = with.neighbour();
     log!(Warn, "process {} does not end an operation in memory of this one", neighbour.process());
@@ -608,7 +627,8 @@ fn blame(with: &dyn NeighbourLink) {
     }
 }
 
-/// Whether a user that has been waited for so long may still have time, where each user is one that so many waits before were in vain for.
+/// Whether the time limit of some user of the entry has not passed yet. `delays`: how often each user has
+/// exceeded a limit before.
 fn have_time(waited: Duration, mut delays: impl Iterator<Item = u32>) -> bool {
     delays.any(|delays| waited < withdrawal_timeout(delays))
 }

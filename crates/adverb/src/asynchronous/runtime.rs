@@ -104,7 +104,7 @@ mod with_tokio {
 
     impl Watch for AsyncFd<OwnedFd> {
         fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-            // Whoever is told reads all events before it looks again, so the next event is a new edge.
+            // The woken task reads all events before it looks again, so the next event is a new edge.
             ready!(self.poll_read_ready(context))?.clear_ready();
             Poll::Ready(Ok(()))
         }

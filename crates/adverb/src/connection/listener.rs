@@ -58,8 +58,8 @@ impl FailureListener for Waiting {
 }
 
 impl Listener {
-    /// Listens on `address` (port 0 chooses one) on the device of `context`; at most `backlog` requests wait for
-    /// [`Listener::accept`].
+    /// Listens on `address` (port 0 chooses one) on the device of `context`; at most `backlog` requests wait
+    /// for [`Listener::accept`].
     ///
     /// ```
     /// use adverb::{Context, Listener};
@@ -75,7 +75,8 @@ impl Listener {
     /// ```
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2). EADDRNOTAVAIL also where another program listens on this port of all addresses.
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2). EADDRNOTAVAIL also where another program listens on this
+    /// port of all addresses.
     pub fn bind(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener> {
         let waiting = Arc::new(Waiting(EventQueue::new()?));
         // SAFETY: fcntl(2) on a descriptor that `waiting` holds; plain numbers.
@@ -129,14 +130,15 @@ impl Listener {
     /// ```
     ///
     /// # Errors
-    /// ETIMEDOUT ([`Error::is_timeout`]) when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
+    /// ETIMEDOUT ([`Error::is_timeout`]) when nobody has asked; ENODEV in a child of fork; EIO after a thread
+    /// of adverb has failed.
     pub fn accept(&self, timeout: Duration) -> Result<ConnectionRequest> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.waiting.0.wait() {
                 Ok(Ok(request)) => return Ok(ConnectionRequest { request, context: self.context.clone() }),
                 Ok(Err(error)) => {
-                    // Whoever else waits, or comes later, is told, too.
+                    // Other threads that wait, or that come later, get the error, too.
                     self.waiting.engine_failed();
                     return Err(error);
                 }
@@ -179,7 +181,8 @@ impl fmt::Debug for Listener {
 
 /// A peer that asks for a connection. Dropping it refuses.
 ///
-/// [`ConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a thread of its own.
+/// [`ConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a
+/// thread of its own.
 ///
 /// ```
 /// use adverb::{ConnectError, Connection, ConnectionRequest, QueuePair};
@@ -215,10 +218,12 @@ impl ConnectionRequest {
         self.request.local()
     }
 
-    /// Accepts the connection onto `queue_pair`, telling the peer `private_data`. Waits until it stands, at most `timeout`.
+    /// Accepts the connection onto `queue_pair`, telling the peer `private_data`. Waits until it stands, at
+    /// most `timeout`.
     ///
     /// # Errors
-    /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone then, with its buffers.
+    /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone
+    /// then, with its buffers.
     pub fn accept(
         self,
         queue_pair: QueuePair,
@@ -232,7 +237,8 @@ impl ConnectionRequest {
     /// Accepts the connection onto `queue_pair`. Waits until it stands, as long as `options` say.
     ///
     /// # Errors
-    /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in the error.
+    /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in
+    /// the error.
     pub fn accept_with(
         self,
         queue_pair: QueuePair,

@@ -15,7 +15,7 @@ const MTU: u32 = 9000;
 /// # Errors
 /// Why it cannot; it is where it was then.
 pub(super) fn enter() -> Result<(), String> {
-    // Whoever may make a namespace need not be allowed to do anything in it: a child tries it first.
+    // A process that may make a namespace need not be allowed to do anything in it: a child tries it first.
     let mut probe = ip("link add cable type veth peer name end");
     // SAFETY: this process has no other thread, so its child may do what it could do itself.
     unsafe { probe.pre_exec(move_apart) };

@@ -1,7 +1,9 @@
-//! The thread that keeps the files of a run: it writes anew those of devices whose text depends on the addresses of the host, and serves those of counters ([`super::live`]).
+//! The thread that keeps the files of a run: it writes anew those of devices whose text depends on the
+//! addresses of the host, and serves those of counters ([`super::live`]).
 //!
-//! PRACTICE-FILES-4. This is done here, and not by the library that the programs load: who asks the system for its addresses needs memory and time, and
-//! that library runs in signal handlers. Programs that make system calls themselves see the change, too.
+//! PRACTICE-FILES-4. This is done here, and not by the library that the programs load: to ask the system for
+//! its addresses takes memory and time, and that library runs in signal handlers. Programs that make system
+//! calls themselves see the change, too.
 
 use super::live::Live;
 use super::{Content, FolderPlan, below, write_text};
@@ -52,8 +54,9 @@ struct Follower {
 }
 
 impl Following {
-    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_live`: programs that make system calls themselves find the folder, and
-    /// counters in it. The thread takes no signal.
+    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_live`:
+    /// programs that make system calls themselves find the folder, and counters in it. The thread takes no
+    /// signal.
     pub(super) fn start(
         changes: Option<OwnedFd>,
         root: PathBuf,
@@ -157,7 +160,8 @@ impl Follower {
         goes_on
     }
 
-    /// Writes what is another text than before, and removes what is there no more. Whoever has a file open keeps what it said.
+    /// Writes what is another text than before, and removes what is there no more. A program with a file open
+    /// keeps the old text.
     fn update(&mut self) {
         let before = std::mem::replace(&mut self.shown, self.wanted.entries(&self.now).into_iter().collect());
         for (path, content) in &self.shown {

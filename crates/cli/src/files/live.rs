@@ -1,11 +1,14 @@
-//! Files of counters for programs that make system calls themselves: they are written when such a program opens them.
+//! Files of counters for programs that make system calls themselves: they are written when such a program
+//! opens them.
 //!
-//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets a process that opens a file wait until the thread has written what the processes of the
-//! run have counted until now, and has put a new file with a lease in its place. So the next reader gets a new value, too, while the first one keeps the old file open. Nothing is
-//! done while nobody looks.
+//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets a process that opens a
+//! file wait until the thread has written what the processes of the run have counted until now, and has put a
+//! new file with a lease in its place. So the next reader gets a new value, too, while the first one keeps
+//! the old file open. Nothing is done while nobody looks.
 //!
-//! The library that `adverb run` preloads puts a new file in the place of the old one, too ([`adverb_core::counters::files`]), and inotify tells of that. This thread then puts
-//! one of its own there, since a rename leaves the lease on a file that nobody finds any more.
+//! The library that `adverb run` preloads puts a new file in the place of the old one, too
+//! ([`adverb_core::counters::files`]), and inotify tells of that. This thread then puts one of its own there,
+//! since a rename leaves the lease on a file that nobody finds any more.
 //!
 //! Where the system has no leases or no inotify, the thread writes the files each second instead.
 
@@ -51,8 +54,8 @@ pub(super) struct Live {
     rests: bool,
 }
 
-/// What was counted a moment ago: a program that reads all files of a device has the pages of the processes read once. A file that has been handed out from it says
-/// something newer the next time.
+/// What was counted a moment ago: a program that reads all files of a device has the pages of the processes
+/// read once. A file that has been handed out from it says something newer the next time.
 #[derive(Default)]
 struct CountCache {
     at: Option<Instant>,
@@ -117,7 +120,7 @@ struct CounterFile {
     file: File,
     /// The value that the file shows.
     value: u64,
-    /// Whether whoever opens it waits.
+    /// Whether a process that opens the file waits.
     leased: bool,
 }
 
@@ -229,7 +232,8 @@ impl Live {
         self.kernel.as_ref().map_or([-1; 2], of)
     }
 
-    /// How long to wait for that at most, in milliseconds as poll(2) takes them: then [`Live::serve`] has something to do, too.
+    /// How long to wait for that at most, in milliseconds as poll(2) takes them: then [`Live::serve`] has
+    /// something to do, too.
     pub(super) fn patience(&self) -> libc::c_int {
         if self.kernel.is_some() || self.rests { -1 } else { 1000 }
     }
@@ -272,7 +276,8 @@ impl Live {
         }
     }
 
-    /// Answers a program that waits for this file with the values of now. A later program waits for other values.
+    /// Answers a program that waits for this file with the values of now. A later program waits for other
+    /// values.
     fn hand_out(&mut self, path: &Path, now: Instant) {
         let Some(counted) = self.files.get_mut(path) else { return };
         let totals = self.known.totals(path, now, || count(&self.root));
@@ -284,7 +289,8 @@ impl Live {
         }
     }
 
-    /// A new file comes to this path. The old one is closed, so its readers go on. False where that cannot be.
+    /// A new file comes to this path. The old one is closed, so its readers go on. False where that cannot
+    /// be.
     fn renew(&mut self, path: &Path, value: u64) -> bool {
         let made = self.new_file(path, value);
         let (Ok((file, leased)), Some(counted)) = (made, self.files.get_mut(path)) else { return false };
@@ -436,7 +442,8 @@ fn lease(file: &File) -> io::Result<()> {
     if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A new file at this path, for everybody to read; a process that has the old one open keeps that. Whether the file has a lease, if one is wanted.
+/// A new file at this path, for everybody to read; a process that has the old one open keeps that. Whether
+/// the file has a lease, if one is wanted.
 fn write_new(root: &Path, path: &Path, value: u64, is_wanted: bool) -> io::Result<(File, io::Result<bool>)> {
     let new = root.join(NEW);
     let file = File::options().write(true).create_new(true).mode(0o444).open(&new)?;

@@ -16,10 +16,10 @@ pub struct End<'a> {
     pub send: &'a (dyn Fn() + Sync),
 }
 
-/// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread
-/// that wakes runs first.
+/// After so many polls that find nothing, the polling thread sleeps for a moment. On a busy machine a thread
+/// that yields waits for the slices of all others; a thread that wakes runs first.
 const POLLS: u32 = 50;
-/// How long the polling thread sleeps after [`POLLS`] polls in vain.
+/// How long the polling thread sleeps after [`POLLS`] polls that find nothing.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// The next completion; none if the other thread has failed.
@@ -50,8 +50,9 @@ impl Drop for Tell<'_> {
     }
 }
 
-/// Speaks at one end of a conversation: messages there and back, one after the other. Returns how many times this end has found the other's message before
-/// it found that its own, which that one answers, is complete. The end that does not begin has posted a receive.
+/// Speaks at one end of a conversation: messages there and back, one after the other. Returns how many times
+/// this end has found the other's message before it found that its own, which that one answers, is complete.
+/// The end that does not begin has posted a receive.
 pub fn speak(end: &End<'_>, begins: bool, rounds: u32) -> u32 {
     speak_until(end, begins, rounds, &AtomicBool::new(false))
 }
@@ -99,7 +100,8 @@ pub fn pair_with_one_queue_each(site: &Site) -> Pair {
     Pair::shaped(site, Shape { one_queue: true, ..Shape::default() })
 }
 
-/// A conversation of messages of so many bytes, each of which comes behind a write of as many if `writes`. Returns what [`converse`] does.
+/// A conversation of messages of so many bytes, each of which comes behind a write of as many if `writes`.
+/// Returns what [`converse`] does.
 pub fn replies(pair: &Pair, length: usize, writes: bool, rounds: u32) -> u32 {
     let memory = |side: &Side| Memory::open(&side.domain, 3 * length.max(1));
     let (here, there) = (memory(&pair.client), memory(&pair.server));
@@ -149,9 +151,10 @@ pub fn a_send_is_complete_before_its_reply(site: &Site) {
 const READ: u64 = 1;
 const LATER: u64 = 2;
 
-/// A read brings nothing of later requests, without a fence: of a write to the same bytes, or of an atomic operation on them. It brings nothing either of
-/// the target program's stores after that program has received a message posted behind the read. A read that has to be repeated, since its answer was lost
-/// or late, brings the bytes of that later time, as it does with adapters: such rounds prove nothing.
+/// A read brings nothing of later requests, without a fence: of a write to the same bytes, or of an atomic
+/// operation on them. It brings nothing either of the target program's stores after that program has received
+/// a message posted behind the read. A read that has to be repeated, since its answer was lost or late,
+/// brings the bytes of that later time, as it does with adapters: such rounds prove nothing.
 // PRACTICE-ORDER-2
 pub fn a_read_brings_nothing_of_later_requests(site: &Site) {
     const ROOM: usize = 64 << 10;

@@ -1,9 +1,11 @@
-//! The key table: which bytes a key opens, for which protection domain, and whether a thread is using it at this instant.
+//! The key table: which bytes a key opens, for which protection domain, and whether a thread is using it at
+//! this instant.
 //!
-//! A key (lkey, rkey, STag) is 32 bits: 24 bits of index and 8 bits that differ from one use of the index to the next. The index
-//! is a slot number and a generation, put through a secret permutation, so that a peer that has seen one key learns
-//! nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
-//! until the count is zero, so that after a deregistration has returned no thread touches the memory.
+//! A key (lkey, rkey, STag) is 32 bits: 24 bits of index and 8 bits that differ from one use of the index to
+//! the next. The index is a slot number and a generation, put through a secret permutation, so that a peer
+//! that has seen one key learns nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed
+//! load. Using a key counts it; taking it back waits until the count is zero, so that after a deregistration
+//! has returned no thread touches the memory.
 
 use super::copy::{self, Fault};
 use super::lending::Lenders;
@@ -36,7 +38,7 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to it.
         const MW_BIND = 1 << 4;
-        /// Remote addresses count from zero instead of from the virtual address.
+        /// Zero-based: remote addresses are offsets from the first byte, not virtual addresses.
         const ZERO_BASED = 1 << 5;
         /// Pages are not pinned. No pages ever are here, so this changes nothing.
         const ON_DEMAND = 1 << 6;
@@ -140,8 +142,9 @@ pub(super) struct Slot {
     pub(super) publication: Publication,
 }
 
-// SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the store that makes
-// it valid. It is read only by a thread that counted itself as a user while it was VALID, or by a reader that is waited for (`super::reader`).
+// SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the
+// store that makes it valid. It is read only by a thread that counted itself as a user while it was VALID, or
+// by a reader that is waited for (`super::reader`).
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -240,8 +243,8 @@ impl Keys {
         }
     }
 
-    /// Waits until every thread that was using a slot has finished. Uses are short (one copy of at most 256 KiB, one non-blocking system
-    /// call), and loans are taken back, so waiting is short, too.
+    /// Waits until every thread that was using a slot has finished. Uses are short (one copy of at most 256
+    /// KiB, one non-blocking system call), and loans are taken back, so waiting is short, too.
     pub(super) fn wait_for_users(&self, slot: &Slot) {
         while slot.is_used() {
             self.recall(slot);
@@ -251,7 +254,7 @@ impl Keys {
         }
     }
 
-    /// Whether a thread is using a slot. What is lent of it is taken back first. Does not wait.
+    /// Whether a thread is using a slot. Recalls loans of the slot first. Does not wait.
     pub(super) fn is_used_still(&self, slot: &Slot) -> bool {
         if slot.is_used() {
             self.recall(slot);
@@ -294,7 +297,8 @@ impl Keys {
         self.insert(Self::entry_for_model(domain))
     }
 
-    /// Puts 8 bytes of another protection domain, which are nowhere, behind a key ([`Keys::replace`]). Only the caller has the key.
+    /// Puts 8 bytes of another protection domain, which are nowhere, behind a key ([`Keys::replace`]). Only
+    /// the caller has the key.
     #[cfg(all(test, loom))]
     pub(crate) fn replace_for_model(&self, key: u32, domain: u32) {
         // SAFETY: the caller's promise; and nothing is ever at the address.
@@ -363,8 +367,8 @@ impl Keys {
         }
     }
 
-    /// Makes the key useless for all uses that begin now (invalidation). Its slot stays taken until [`Keys::remove`].
-    /// Returns whether it was valid.
+    /// Makes the key useless for all uses that begin now (invalidation). Its slot stays taken until
+    /// [`Keys::remove`]. Returns whether it was valid.
     pub(crate) fn invalidate(&self, key: u32) -> bool {
         let Some(slot) = self.slot(key) else { return false };
         let was_valid = slot
@@ -389,8 +393,10 @@ impl Keys {
         free.slots.push_back(self.number(key));
     }
 
-    /// Opens `length` bytes at `address` for a local use that needs `rights`, on behalf of protection domain `domain`. The order of the
-    /// checks is that of the standards: key, domain, rights, wrap, bounds. The bytes stay usable until the span is dropped. A length of zero checks the key and rights and nothing else.
+    /// Opens `length` bytes at `address` for a local use that needs `rights`, on behalf of protection domain
+    /// `domain`. The order of the checks is that of the standards: key, domain, rights, wrap, bounds. The
+    /// bytes stay usable until the span is dropped. A length of zero checks the key and rights and nothing
+    /// else.
     #[inline]
     pub fn open_span(
         &self,
@@ -448,8 +454,8 @@ impl Keys {
         Ok((span, entry))
     }
 
-    /// Invalidates `key` because the peer of queue pair `queue_pair` says so (RFC5040-5.3-6). A region must let peers in, and
-    /// `alone` says whether no other peer has it; a window must be of type 2.
+    /// Invalidates `key` because the peer of queue pair `queue_pair` says so (RFC5040-5.3-6). A region must
+    /// let peers in, and `alone` says whether no other peer has it; a window must be of type 2.
     pub fn invalidate_for_peer(
         &self,
         key: u32,
@@ -471,8 +477,8 @@ impl Keys {
         self.slot(key).is_some_and(Slot::is_used)
     }
 
-    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`. No use of its bytes begins from now on; [`Keys::has_uses_left`] says
-    /// when those of before have ended.
+    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`. No use of its bytes
+    /// begins from now on; [`Keys::has_uses_left`] says when the earlier uses have ended.
     pub fn invalidate_locally(
         &self,
         key: u32,
@@ -482,8 +488,9 @@ impl Keys {
         self.check_then_invalidate(key, domain, queue_pair, |_| true)
     }
 
-    /// Whether a thread of this process, or another process, still uses bytes of a key that has been invalidated. Does not wait. `waited`: for how long
-    /// the caller has waited for them; another process has no more time than the end of a registration gives it.
+    /// Whether a thread of this process, or another process, still uses bytes of a key that has been
+    /// invalidated. Does not wait. `waited`: for how long the caller has waited for them; another process has
+    /// no more time than the end of a registration gives it.
     pub fn has_uses_left(&self, key: u32, waited: Duration) -> bool {
         let Some(slot) = self.slot(key) else { return false };
         // The thread that has given the slot another key, or made this one valid again, has waited.
@@ -642,15 +649,16 @@ impl Span<'_> {
         self.address
     }
 
-    /// The bytes, if no thread changes them while a request in flight reads them: a transport that checksums its payload need not copy them.
+    /// The bytes, if no thread changes them while a request in flight reads them: a transport that checksums
+    /// its payload need not copy them.
     pub fn immutable(&self) -> Option<&[u8]> {
         // SAFETY: we are counted as a user, or waited for as one, so no thread writes the entry.
         let entry = unsafe { self.slot.entry.get() };
         if entry.kind != Kind::Immutable {
             return None;
         }
-        // SAFETY: the owner of the region has promised that they are mapped, and that no thread writes to them while a request reads them; the
-        // span lies inside.
+        // SAFETY: the owner of the region has promised that they are mapped, and that no thread writes to
+        // them while a request reads them; the span lies inside.
         Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length) })
     }
 
@@ -660,7 +668,8 @@ impl Span<'_> {
     /// If the range passes the end of the span: a mistake in the transport.
     pub fn write(&self, offset: usize, source: &[u8]) -> std::result::Result<(), Fault> {
         assert!(offset <= self.length && source.len() <= self.length - offset, "write past the span");
-        // SAFETY: the range lies inside what the program registered, with the rights that the opener asked for.
+        // SAFETY: the range lies inside what the program registered, with the rights that the opener asked
+        // for.
         unsafe { copy::copy_to(self.address + offset, source) }
     }
 
@@ -705,7 +714,8 @@ impl Span<'_> {
         unsafe { copy::fetch_add(self.address, value) }
     }
 
-    /// Swaps the 8 bytes of the span if they equal `compare`; returns what was there. The span must be 8 aligned bytes.
+    /// Swaps the 8 bytes of the span if they equal `compare`; returns what was there. The span must be 8
+    /// aligned bytes.
     // IB-RC-RSP-41, IB-RC-RSP-42
     pub fn compare_swap(&self, compare: u64, swap: u64) -> std::result::Result<u64, Fault> {
         assert!(self.length == 8 && self.address.is_multiple_of(8), "atomics are on 8 aligned bytes");
@@ -713,8 +723,8 @@ impl Span<'_> {
         unsafe { copy::compare_swap(self.address, compare, swap) }
     }
 
-    /// The part of the span from `offset` on, at most `length` bytes, for a system call that is made while the span lives.
-    /// The kernel checks the address again and answers EFAULT.
+    /// The part of the span from `offset` on, at most `length` bytes, for a system call that is made while
+    /// the span lives. The kernel checks the address again and answers EFAULT.
     pub fn iovec(&self, offset: usize, length: usize) -> libc::iovec {
         assert!(offset <= self.length && length <= self.length - offset, "iovec past the span");
         libc::iovec { iov_base: (self.address + offset) as *mut libc::c_void, iov_len: length }

@@ -1,8 +1,8 @@
 //! Keys that processes of the same host use by themselves.
 //!
-//! A [`Publisher`], which the transport installs, can tell other processes which bytes a key opens ([`Keys::publish`]). They may use the
-//! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
-//! is using it ([`Keys::remove`]).
+//! A [`Publisher`], which the transport installs, can tell other processes which bytes a key opens
+//! ([`Keys::publish`]). They may use the bytes without asking from then on, as long as the key is valid.
+//! Taking a key back takes it from them, too, and waits until none of them is using it ([`Keys::remove`]).
 
 use super::common;
 use super::keys::{Access, Keys, Slot};
@@ -13,22 +13,27 @@ use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shows other processes which bytes keys open. Thread-safe. Only a thread that takes in a packet calls it with a lock of the transport's held.
+/// Shows other processes which bytes keys open. Thread-safe. Only a thread that takes in a packet calls it
+/// with a lock of the transport's held.
 pub trait Publisher: Send + Sync {
     /// Key `key`, whose number is `number`, opens this.
     fn publish(&self, number: u32, key: u32, opened: &PublishedBytes);
     /// The key opens nothing any more for a process that looks from now on.
     fn retract(&self, number: u32);
-    /// Waits until the processes that have looked before do not use it any more. Bounded: false if one of them still does.
+    /// Waits until the processes that have looked before do not use it any more. Bounded: false if one of
+    /// them still does.
     fn wait(&self, number: u32) -> bool;
-    /// Whether another process uses the key still, for which that has been waited for so long. Does not wait. Processes that have had the time that [`Publisher::wait`]
-    /// gives them do not count any more, and are blamed.
+    /// Whether another process uses the key still, for which that has been waited for so long. Does not wait.
+    /// Processes that have had the time that [`Publisher::wait`] gives them do not count any more, and are
+    /// blamed.
     fn is_used(&self, number: u32, waited: Duration) -> bool;
-    /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until no process uses the key any more. No process is blamed if that takes longer.
+    /// Waits a few milliseconds at most, as [`Publisher::wait`] does, until no process uses the key any more.
+    /// No process is blamed if that takes longer.
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(number)
     }
-    /// Moves memory, `length` bytes at `address`, while no process is in its pages: all that is published of them is taken back for that time. At a safe point.
+    /// Moves memory, `length` bytes at `address`, while no process is in its pages: all that is published of
+    /// them is taken back for that time. At a safe point.
     fn alone(
         &self,
         address: usize,
@@ -53,11 +58,13 @@ pub struct PublishedBytes {
     pub access: Access,
     /// Number of its protection domain.
     pub domain: u32,
-    /// Whether the memory file of the process may be used for them ([`process`]): the pages permit what the region does.
+    /// Whether the memory file of the process may be used for them ([`process`]): the pages permit what the
+    /// region does.
     pub by_file: bool,
     /// The part of the bytes that others can map.
     pub mapped: Option<MappableBytes>,
-    /// The program shares them by itself: others may look whether they can map them as they are ([`super::common`]).
+    /// The program shares them by itself: others may look whether they can map them as they are
+    /// ([`super::common`]).
     pub is_common: bool,
 }
 
@@ -84,7 +91,7 @@ const ASKED: u16 = 2;
 const MAPPED: u16 = 4;
 /// The key has been withdrawn, and a process is using it still.
 const HIDDEN: u16 = 8;
-/// Counts in the bits above how often it was asked for in vain.
+/// One request to share that could not be met. The bits from this one on count such requests.
 const TRY: u16 = 16;
 const MOST_TRIES: u16 = 16;
 
@@ -109,7 +116,8 @@ impl Keys {
         let _ = self.publisher.set(publisher);
     }
 
-    /// Has memory moved to where others can map it, by `share`, while no process is in its pages: `length` bytes at `address`. At a safe point.
+    /// Has memory moved to where others can map it, by `share`, while no process is in its pages: `length`
+    /// bytes at `address`. At a safe point.
     pub(crate) fn alone(
         &self,
         address: usize,
@@ -129,7 +137,8 @@ impl Keys {
         self.slot(key).is_some_and(|slot| is_idle(slot) && slot.is_valid(key) && slot.ask())
     }
 
-    /// The request could not be met for a reason that may pass: [`Keys::asks`] says yes once more, so many times in all.
+    /// The request could not be met for a reason that may pass: [`Keys::asks`] says yes once more, so many
+    /// times in all.
     pub fn may_ask_again(&self, key: u32) {
         if let Some(slot) = self.slot(key) {
             let again = |state| (state < TRY * MOST_TRIES).then_some((state & !ASKED) + TRY);
@@ -148,14 +157,15 @@ impl Keys {
         self.slot(key).is_some_and(|slot| slot.is_valid(key) && is_mapped(slot))
     }
 
-    /// Shows other processes the bytes of a region's key. `place` has the pages of it that they can map, if any; `is_so` says whether the region which has
-    /// given them is still registered. No effect if it is shown already. False if the key has gone, or stands for other bytes by now. For one thread at a
-    /// time.
+    /// Shows other processes the bytes of a region's key. `place` has the pages of it that they can map, if
+    /// any; `is_so` says whether the region which has given them is still registered. No effect if it is
+    /// shown already. False if the key has gone, or stands for other bytes by now. For one thread at a time.
     pub fn publish(&self, key: u32, place: Option<&Place>, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: no thread fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
-        // A region that has been changed keeps its key, and has left its pages. If that begins now, it waits for us.
+        // A region that has been changed keeps its key, and has left its pages. If that begins now, it waits
+        // for us.
         if !is_so() {
             slot.leave();
             return false;
@@ -205,8 +215,8 @@ impl Keys {
         valid
     }
 
-    /// Hides a key, which stays valid, from other processes, and waits a moment until none of them uses it. False if one has not ended its use: then the
-    /// key is to be published again as it was.
+    /// Hides a key, which stays valid, from other processes, and waits a moment until none of them uses it.
+    /// False if one has not ended its use: then the key is to be published again as it was.
     pub fn withdraw(&self, key: u32) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return true };
         // As above. A thread that takes the key away waits for this one.
@@ -252,7 +262,8 @@ impl Keys {
         // In this order: a thread that remembers a key in a reader counts as a user meanwhile.
         self.wait_for_users(slot);
         self.wait_for_readers(slot);
-        // The word stays until the next use of the slot. So a second thread that comes while this one waits here waits, too.
+        // The word stays until the next use of the slot. So a second thread that comes while this one waits
+        // here waits, too.
         if slot.publication.is_shown()
             && let Some(publisher) = self.publisher.get()
         {
@@ -263,8 +274,8 @@ impl Keys {
 }
 
 impl Keys {
-    /// Whether anybody uses an invalid key still, in this process or another: as [`Keys::end_uses`], but nobody is waited for. `waited`: for how long the caller
-    /// has been asking.
+    /// Whether anybody uses an invalid key still, in this process or another: as [`Keys::end_uses`], but
+    /// nobody is waited for. `waited`: for how long the caller has been asking.
     pub(super) fn are_uses_left(&self, slot: &Slot, key: u32, waited: Duration) -> bool {
         if self.is_used_still(slot) || self.has_readers(slot) {
             return true;

@@ -1,15 +1,18 @@
-//! Short uses of a key by a caller that uses the same one time and again, without counting.
+//! A cache for the key that a caller opened last. A use through the cache takes no atomic read-modify-write.
 //!
-//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. The thread that takes
-//! a key away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader
-//! finds the key gone, or that thread waits for it. That thread alone pays for the fence, and only for a key that a reader has remembered. (Processes of
-//! one host do so with each other's keys: `adverb_local::announce`, of which there is a model.)
+//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is
+//! still what it remembers. The thread that takes a key away makes it invalid, has all threads of the process
+//! pass a barrier, and then waits until no reader announces the slot. So either the reader finds the key
+//! gone, or that thread waits for it. That thread alone pays for the fence, and only for a key that a reader
+//! has remembered. (Processes of one host do so with each other's keys: `adverb_local::announce`, of which
+//! there is a model.)
 
 use super::keys::{Access, AccessError, Entry, Keys, Kind, Slot, Span};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
 use std::sync::{Arc, OnceLock};
 
-/// The state of a caller that uses one key time and again, for one thread at a time. By default it counts each use, as all callers do.
+/// The cache of one caller, used by one thread at a time. `Reader::default()` caches nothing: the slot counts
+/// each use.
 #[derive(Default)]
 pub struct Reader {
     announced: Option<Arc<AtomicUsize>>,
@@ -61,9 +64,11 @@ impl Reader {
     #[inline(always)]
     fn announce(&self, keys: &Keys, key: u32) -> bool {
         let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
-        // Release: a thread that sees this in place of an earlier announcement sees that the earlier use has ended.
+        // Release: a thread that sees this in place of an earlier announcement sees that the earlier use has
+        // ended.
         announced.store(name(known.slot), Ordering::Release);
-        // Between this store and these looks, a thread that takes the key away has every thread pass a barrier.
+        // Between this store and these looks, a thread that takes the key away has every thread pass a
+        // barrier.
         light_fence();
         if known.slot.is_still(key, known.filling) && !keys.readers.is_over.load(Ordering::Relaxed) {
             return true;
@@ -76,20 +81,23 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         if let Some(announced) = &self.announced {
-            // Release: all that it was ever announced for has been done. No lock: this may be a child of fork.
+            // Release: all that it was ever announced for has been done. No lock: this may be a child of
+            // fork.
             announced.store(GONE, Ordering::Release);
         }
     }
 }
 
 impl Keys {
-    /// Installs a function that has all threads of this process pass a full memory barrier, or says that it could not. The first call counts.
+    /// Installs a function that has all threads of this process pass a full memory barrier, or says that it
+    /// could not. The first call counts.
     pub fn set_barrier(&self, barrier: fn() -> bool) {
         let _ = self.readers.barrier.set(barrier);
     }
 
-    /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as [`Keys::open_again`] and a [`Span`] would, but in a
-    /// few instructions. None for another key, and for all that `open_again` refuses, or finds in another way.
+    /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as
+    /// [`Keys::open_again`] and a [`Span`] would, but in a few instructions. None for another key, and for
+    /// all that `open_again` refuses, or finds in another way.
     #[inline(always)]
     pub(crate) fn with_known<T>(
         &self,
@@ -181,7 +189,8 @@ impl Keys {
         slot.leave();
     }
 
-    /// Waits until no reader uses a slot that has become invalid and has no users. A reader that announces it later finds it invalid.
+    /// Waits until no reader uses a slot that has become invalid and has no users. A reader that announces it
+    /// later finds it invalid.
     pub(super) fn wait_for_readers(&self, slot: &Slot) {
         let list = self.readers_of(slot);
         while is_announced(&list, slot) {
@@ -194,7 +203,8 @@ impl Keys {
         is_announced(&self.readers_of(slot), slot)
     }
 
-    /// The readers that may use a slot which has become invalid and has no users: what they announce is visible.
+    /// The readers that may use a slot which has become invalid and has no users: what they announce is
+    /// visible.
     fn readers_of(&self, slot: &Slot) -> Vec<Arc<AtomicUsize>> {
         // No reader remembers it from now on. So no thread has to pass a barrier for most registered memory.
         if !slot.is_remembered.load(Ordering::Relaxed) {
@@ -206,8 +216,9 @@ impl Keys {
         let list = readers.list.lock().unwrap_or_else(|e| e.into_inner()).clone();
         if !list.is_empty() && !barrier() {
             readers.is_over.store(true, Ordering::SeqCst);
-            // Rare: the system refuses the barrier, which it granted before. Readers that look from now on count their uses. The store of an earlier
-            // announcement becomes visible long before this sleep is over.
+            // Rare: the system refuses the barrier, which it granted before. Readers that look from now on
+            // count their uses. The store of an earlier announcement becomes visible long before this sleep
+            // is over.
             #[cfg(not(loom))]
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

@@ -10,7 +10,8 @@ pub enum Source<'a> {
     Buffer(&'a [u8]),
     /// In memory that another process may change at any time.
     Shared(SharedBytes<'a>),
-    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). Bytes of it that are mapped here, too, need no kernel.
+    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). Bytes of
+    /// it that are mapped here, too, need no kernel.
     Process {
         /// Which one.
         process: libc::pid_t,
@@ -21,21 +22,23 @@ pub enum Source<'a> {
     },
 }
 
-/// The right to read memory of another process. A copy of all of the bytes begins at the first and ends with the last.
+/// The right to read memory of another process. A copy of all of the bytes begins at the first and ends with
+/// the last.
 pub trait Claim: std::fmt::Debug {
     /// Before something is read.
     ///
     /// # Errors
-    /// It must not be read.
+    /// [`Missing`], if the bytes must not be read.
     fn begin(&self) -> Result<(), Missing>;
-    /// Says whether the bytes that have been read are those that were meant.
+    /// Called after the bytes were read. Checks that they are the ones that the sender meant.
     ///
     /// # Errors
-    /// Whether the bytes that were read are those that were meant.
+    /// The sender took the memory back meanwhile: the bytes may be others.
     fn check(&self) -> Result<(), Missing>;
     /// Nothing more is read.
     fn end(&self);
-    /// Between the two: a mapping that has the bytes, if there is one, and the address that its first byte has in that process.
+    /// Between [`Claim::begin`] and [`Claim::end`]: a mapping that has the bytes, if there is one, and the
+    /// address that its first byte has in that process.
     fn mapped(&self) -> Option<(&View, u64)> {
         None
     }
@@ -57,10 +60,10 @@ impl Claim for NoClaim {
     fn end(&self) {}
 }
 
-/// Why bytes of another process cannot be had.
+/// Why bytes of another process cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// The bytes count as bytes that were never sent: no side is told.
+    /// The message counts as a lost packet: neither side reports a status.
     Lost,
     /// The other process cannot read the bytes either, or has taken them away.
     Gone,
@@ -71,7 +74,7 @@ pub enum Missing {
 pub enum CopyError {
     /// Memory of this process is not there.
     Fault,
-    /// Memory of the other process cannot be had.
+    /// Memory of the other process cannot be read.
     Missing(Missing),
 }
 
@@ -96,7 +99,8 @@ pub struct Piece {
     pub length: u64,
 }
 
-/// Bytes of a mapping that is shared with another process, which may change them while they are read: no slice of Rust's.
+/// Bytes of a mapping that is shared with another process, which may change them while they are read: no
+/// slice of Rust's.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedBytes<'a> {
     address: usize,
@@ -116,7 +120,8 @@ impl SharedBytes<'_> {
 
 /// Pieces handed to the kernel in one call.
 const AT_ONCE: usize = 16;
-/// The bytes that become visible last: programs poll the last byte, and the kernel promises no order within one buffer.
+/// The bytes that become visible last: programs poll the last byte, and the kernel promises no order within
+/// one buffer.
 const TAIL: usize = 8;
 
 impl Source<'_> {
@@ -157,13 +162,14 @@ impl Source<'_> {
         unsafe { self.copy_to(target.as_mut_ptr() as usize, 0, target.len()) }
     }
 
-    /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in line where they are in shared memory.
+    /// Copies all bytes, `length` of them, to application memory at `target`, as [`Source::copy_to`] does; in
+    /// line where they are in shared memory.
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Source::copy_to`].
     ///
     /// # Safety
-    /// The same.
+    /// As of [`Source::copy_to`].
     #[inline(always)]
     pub(crate) unsafe fn copy_all_to(&self, target: usize, length: usize) -> Result<(), CopyError> {
         match self {
@@ -176,7 +182,8 @@ impl Source<'_> {
         }
     }
 
-    /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes visible last.
+    /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes
+    /// visible last.
     ///
     /// # Errors
     /// The memory on either side is not there, or the other process is not, or does not let us.
@@ -313,7 +320,8 @@ unsafe fn read_process(process: libc::pid_t, local: &[libc::iovec], remote: &[li
     }
 }
 
-/// Finds out which side's memory could not be read or written: that of the other process, if a buffer of ours cannot take the bytes either.
+/// Finds out which side's memory could not be read or written: that of the other process, if a buffer of ours
+/// cannot take the bytes either.
 #[cold]
 fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
     let mut buffer = [0u8; 1024];

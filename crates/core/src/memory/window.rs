@@ -1,7 +1,8 @@
 //! Memory windows: keys that open a part of a region to peers, bound and taken back by work requests.
 //!
-//! The binding of a window stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
-//! [`Windows`], one at a time.
+//! The binding of a window stands in the key table, where requests of peers find it without a lock.
+//! [`Windows`] is behind the one lock for binds and invalidations. Under it, slots change and loans are
+//! recalled; no thread waits.
 
 use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
 use crate::error::Result;
@@ -24,9 +25,9 @@ pub struct Bind {
     pub key: u32,
     /// Key of the region.
     pub region: u32,
-    /// First byte, as the region calls it.
+    /// The first byte's address in the region's own numbering (its iova).
     pub address: u64,
-    /// The length in bytes. None of type 1: it opens nothing afterwards.
+    /// The length in bytes. 0 unbinds a window of type 1.
     pub length: u64,
     /// The peer's rights.
     pub access: Access,
@@ -35,13 +36,15 @@ pub struct Bind {
 /// How a request to bind a window ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BindOutcome {
-    /// The window opens the bytes.
+    /// The window opens the bytes, or nothing after a bind with length 0. Its former bytes are not in use any
+    /// more.
     Bound,
-    /// The window's former bytes are still in use. It opens nothing now, and the bind is to be tried again without these uses.
+    /// The window's former bytes are still in use. The window opens nothing now. The bind is to be tried
+    /// again when these uses have ended.
     InUse,
 }
 
-/// Every window of an engine.
+/// Every window of an engine, behind the one lock for binds and invalidations.
 #[derive(Default)]
 pub(crate) struct Windows {
     /// By the index in their keys, the upper 24 bits.
@@ -53,7 +56,9 @@ pub(crate) struct Windows {
 struct Window {
     kind: WindowType,
     domain: u32,
+    /// The key under which the window was bound last; the first one, if it never was.
     key: u32,
+    /// The key of the region that the window is bound to.
     region: Option<u32>,
 }
 
@@ -83,8 +88,11 @@ impl Keys {
         Ok(key)
     }
 
-    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. Waits for nobody, not even while the window's former bytes are
-    /// in use.
+    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not. Does not
+    /// wait: while the window's former bytes are in use, it answers [`BindOutcome::InUse`], and the window
+    /// opens nothing. The old key is invalid in both cases.
+    ///
+    /// Caller: tries again after [`BindOutcome::InUse`], or fails the request.
     pub(crate) fn bind(
         &self,
         domain: u32,
@@ -106,13 +114,13 @@ impl Keys {
         // IB-MW-5
         let entry = match (bind.length, kind) {
             (0, WindowType::One) => None,
-            (0, WindowType::Two) => return Err("a window of type 2 cannot be bound to no bytes"),
+            (0, WindowType::Two) => return Err("a window of type 2 cannot be bound to 0 bytes"),
             _ => Some(self.bound_entry(domain, queue_pair, kind, bind)?),
         };
         let Some(slot) = self.slot(old) else { return Err("there is no such window") };
         self.invalidate(old);
         windows.release(index);
-        // A lender waits for nobody when it takes back what it has lent, so this holds the lock for a moment.
+        // `is_used_still` recalls loans without waiting, so the lock is held briefly.
         if self.is_used_still(slot) {
             return Ok(BindOutcome::InUse);
         }
@@ -121,7 +129,8 @@ impl Keys {
         if let Some(window) = windows.all.get_mut(&index) {
             (window.key, window.region) = (bind.key, Some(bind.region));
         }
-        // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does not wait.
+        // SAFETY: invalidated above, and filled under the lock of all windows. It has no users, so this does
+        // not wait.
         unsafe { self.fill(slot, bind.key, entry) };
         Ok(BindOutcome::Bound)
     }
@@ -147,7 +156,7 @@ impl Keys {
             return Err("the region was registered without the right to bind windows");
         }
         if access.contains(Access::ZERO_BASED) {
-            return Err("windows cannot be bound to a region that counts from zero");
+            return Err("windows cannot be bound to a zero-based region");
         }
         let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if writes && !access.contains(Access::LOCAL_WRITE) {
@@ -156,7 +165,7 @@ impl Keys {
         // IB-MW-13
         let zero_based = bind.access.contains(Access::ZERO_BASED);
         if zero_based && kind == WindowType::One {
-            return Err("a window of type 1 cannot count from zero");
+            return Err("a window of type 1 cannot be zero-based");
         }
         let span = self
             .open_span(region, bind.address, bind.length, Access::empty(), domain)
@@ -172,7 +181,8 @@ impl Keys {
         })
     }
 
-    /// Invalidates a window on behalf of queue pair `queue_pair` or its peer.
+    /// Invalidates a window on behalf of queue pair `queue_pair` or its peer. No use begins from now on. Does
+    /// not wait for uses that go on: the caller asks [`Keys::has_uses_left`].
     // IB-MW-9
     pub(super) fn unbind(&self, key: u32, queue_pair: u32) -> std::result::Result<(), AccessError> {
         let mut windows = self.lock_windows();
@@ -190,7 +200,9 @@ impl Keys {
         Ok(())
     }
 
-    /// Ends a window. When it returns, no thread uses its bytes through it any more.
+    /// Ends a window. Waits for its uses: afterwards no thread uses bytes through its key.
+    ///
+    /// Caller: holds no open [`Span`](super::Span) of the window, for whose end it would wait for ever.
     // IB-MW-11
     pub(crate) fn remove_window(&self, key: u32) {
         let mut windows = self.lock_windows();
@@ -200,7 +212,8 @@ impl Keys {
         self.remove(key);
     }
 
-    /// Invalidates the key of a region unless windows are bound to it; returns whether none are. A bind that comes later finds no region.
+    /// Invalidates the key of a region unless windows are bound to it. Returns whether it did. No window can
+    /// be bound to the region afterwards. Does not wait for uses: the caller does ([`Keys::remove`]).
     pub(crate) fn invalidate_unbound(&self, region: u32) -> bool {
         let windows = self.lock_windows();
         let unbound = !windows.bound.contains_key(&region);
@@ -210,7 +223,10 @@ impl Keys {
         unbound
     }
 
-    /// Unbinds all windows of a region that goes in spite of them, lest they open the next one with its key.
+    /// Unbinds all windows of a region that is deregistered by force. Otherwise they would open a later
+    /// region with the same key.
+    ///
+    /// Caller: has invalidated the key of the region, and waits for uses afterwards ([`Keys::remove`]).
     pub(crate) fn release_windows(&self, region: u32) {
         let mut windows = self.lock_windows();
         if windows.bound.remove(&region).is_none() {
@@ -309,7 +325,7 @@ mod tests {
         assert!(keys.invalidate_unbound(second));
     }
 
-    /// As where a peer withholds the page to which a thread copies the bytes.
+    /// The use lasts, as if a peer withheld the page to which the bytes are copied.
     #[test]
     fn a_window_whose_former_bytes_are_in_use_is_bound_later_and_stops_no_other() {
         let keys = Keys::new();

@@ -13,7 +13,8 @@ struct Ring {
     unheard: UnnotifiedKinds,
 }
 
-// As `cq::CompletionQueue` uses the two: entries that are numbers, and a channel that is a bell. Its lock has a model of its own.
+// As `cq::CompletionQueue` uses the two: entries that are numbers, and a channel that is a bell. Its lock has
+// a model of its own.
 #[derive(Default)]
 struct Queue {
     ring: Mutex<Ring>,
@@ -62,7 +63,8 @@ impl Queue {
     }
 }
 
-/// A program that sleeps whenever it has armed the queue, with a last poll in between or without, takes the completions that `pushers` threads push.
+/// A program that sleeps whenever it has armed the queue, with a last poll in between or without, takes the
+/// completions that `pushers` threads push.
 fn run(pushers: u32, last_poll: bool, urgent_only: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = (pushers > 1).then_some(2);
@@ -103,7 +105,8 @@ fn no_completion_is_slept_through() {
     run(2, true, false);
 }
 
-/// A completion that is not urgent raises no event in a queue that is armed for urgent ones. The next arming for all finds it.
+/// A completion that is not urgent raises no event in a queue that is armed for urgent ones. The next arming
+/// for all finds it.
 #[test]
 fn what_raised_no_event_is_told_of_when_it_is_asked_for() {
     loom::model(|| {

@@ -115,7 +115,8 @@ fn a_key_that_opens_other_memory_by_now_is_looked_up_anew() {
     });
 }
 
-/// Another process, which uses published keys as `adverb_local` does: it announces, passes a fence, and looks.
+/// Another process, which uses published keys as `adverb_local` does: it announces, passes a fence, and
+/// looks.
 #[derive(Default)]
 struct Book {
     is_shown: AtomicBool,

@@ -1,4 +1,5 @@
-//! The watch of a lane: some thread takes in each packet that has arrived, though the polls stop at any moment.
+//! The watch of a lane: some thread takes in each packet that has arrived, though the polls stop at any
+//! moment.
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
@@ -11,7 +12,8 @@ use loom::thread;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Descriptor and interest of the lane, as the kernel has them, and the timers of the background thread, all of which pass at some moment.
+/// Descriptor and interest of the lane, as the kernel has them, and the timers of the background thread, all
+/// of which pass at some moment.
 #[derive(Default)]
 struct Kernel {
     state: Mutex<State>,
@@ -74,7 +76,8 @@ impl World {
         self.kernel.bell.ring();
     }
 
-    /// The background thread, until it has taken in the packets. It ends with an error of loom's if they never come to its sight.
+    /// The background thread, until it has taken in the packets. It ends with an error of loom's if they
+    /// never come to its sight.
     fn serve(&self) {
         loop {
             let mut state = self.kernel.state.lock().unwrap();
@@ -104,7 +107,8 @@ impl World {
     }
 }
 
-/// One or two threads of the program do something, and never come again; something arrives, and the background thread takes it in.
+/// One or two threads of the program do something, and never come again; something arrives, and the
+/// background thread takes it in.
 fn run(first: fn(&World), second: Option<fn(&World)>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(if second.is_some() { 2 } else { 3 });
@@ -163,7 +167,8 @@ fn who_arms_and_who_disarms_end_as_the_watch_says() {
     run(sleeps, Some(arms));
 }
 
-/// Something comes to wait for room while a thread goes to sleep: that thread has asked the descriptors for it, or the background thread does.
+/// Something comes to wait for room while a thread goes to sleep: that thread has asked the descriptors for
+/// it, or the background thread does.
 #[test]
 fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
     let mut model = loom::model::Builder::new();

@@ -1,5 +1,13 @@
-//! Models of the words and locks that threads share, under loom. Every order in which threads can run is tried, and every value that the memory model lets
-//! them read, with the very code that runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
+//! Models of the words and locks that threads share, under loom. The code is the library's own. Built with
+//! `--cfg loom`.
+//!
+//! loom tries the orders in which threads can run, and the values that its memory model lets them read. Some
+//! proofs are bounded, and some behaviour has no model:
+//!
+//! - Many models bound the preemptions of a run, to at most 1 to 3 (`preemption_bound`).
+//! - loom's memory model has no load buffering: it never delays a load past a later store of its thread.
+//! - Asymmetric fences are full fences on both sides. So membarrier(2) itself has no model.
+//! - How a thread waits in the kernel for a lock has no model.
 
 use crate::lock::Lock;
 use crate::rings::{RareWorkNote, Rings, WorkNote};
@@ -18,7 +26,7 @@ mod rounds;
 mod sleep;
 mod turns;
 
-// Of which loom says when two use it at once.
+// A counter. loom reports two accesses at once.
 #[derive(Default)]
 struct SharedWord(loom::cell::UnsafeCell<u64>);
 
@@ -38,7 +46,7 @@ impl SharedWord {
 }
 
 #[test]
-fn one_at_a_time_has_the_lock() {
+fn one_thread_at_a_time_has_the_lock() {
     loom::model(|| {
         let lock = Arc::new(Lock::new(SharedWord::default()));
         let other = lock.clone();
@@ -47,13 +55,14 @@ fn one_at_a_time_has_the_lock() {
         });
         let got = lock.try_lock().map(|shared| shared.add());
         thread.join().unwrap();
-        // No thread has it now, and at least one has had it.
+        // No thread has it now. One of the two tries has succeeded, since neither waits.
         assert!(lock.try_lock().expect("free").add() >= 2);
         assert!(got.is_none_or(|value| value <= 2));
     });
 }
 
-/// A favourite that takes the lock twice, while another thread comes: each finds the value free of the other, and sees the other's changes.
+/// A favourite and another thread exclude each other, and each sees the other's changes. The favourite takes
+/// the lock twice while the other thread tries it.
 #[test]
 fn a_favourite_and_another_thread_have_the_lock_in_turn() {
     loom::model(|| {
@@ -74,9 +83,10 @@ fn a_favourite_and_another_thread_have_the_lock_in_turn() {
     });
 }
 
-/// A favourite that is kept from its processor in the middle of an attempt, while another thread takes the lock so often that it becomes the favourite.
+/// A former favourite that resumes late does not break mutual exclusion. It stops in the middle of an
+/// attempt, and another thread takes the lock so often that it becomes the favourite.
 #[test]
-fn a_former_favourite_disturbs_the_next_one_by_nothing() {
+fn a_late_former_favourite_breaks_no_exclusion() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -91,9 +101,9 @@ fn a_former_favourite_disturbs_the_next_one_by_nothing() {
     });
 }
 
-/// Two threads that come to a favourite's lock at once.
+/// Two threads that try a favourite's lock at once exclude each other and the favourite.
 #[test]
-fn two_threads_come_to_a_favourite() {
+fn two_threads_and_a_favourite_exclude_each_other() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -112,7 +122,7 @@ fn two_threads_come_to_a_favourite() {
     });
 }
 
-/// A thread sleeps on this: loom ends with an error when all threads sleep for ever.
+/// A counting semaphore on which a thread sleeps. loom ends with an error when all threads sleep for ever.
 #[derive(Default)]
 struct Bell {
     rung: Mutex<u32>,
@@ -125,7 +135,7 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    /// Waits until it has been rung, and clears one ring.
+    /// Waits until the count is not zero, and takes one.
     fn wait(&self) {
         let mut rung = self.rung.lock().unwrap();
         while *rung == 0 {
@@ -135,17 +145,18 @@ impl Bell {
     }
 }
 
-/// Work for the holder of the lock: each of two threads posts something, and one of them has done it when both are back.
-struct Desk {
+/// Two threads post work; each tries the lock, and its holder does all work that it finds. All work is done
+/// when both threads have returned.
+struct WorkPost {
     lock: Lock<SharedWord>,
     posted: [AtomicU32; 2],
     done: [AtomicU32; 2],
     rings: Rings,
-    missed: WorkNote,
-    overlooked: RareWorkNote,
+    note: WorkNote,
+    rare_note: RareWorkNote,
 }
 
-impl Desk {
+impl WorkPost {
     fn new(lock: Lock<SharedWord>) -> Arc<Self> {
         let none = || [AtomicU32::new(0), AtomicU32::new(0)];
         Arc::new(Self {
@@ -153,8 +164,8 @@ impl Desk {
             posted: none(),
             done: none(),
             rings: Rings::default(),
-            missed: WorkNote::default(),
-            overlooked: RareWorkNote::default(),
+            note: WorkNote::default(),
+            rare_note: RareWorkNote::default(),
         })
     }
 
@@ -165,7 +176,7 @@ impl Desk {
         }
     }
 
-    fn by_rings(&self, who: usize) {
+    fn post_by_rings(&self, who: usize) {
         self.posted[who].store(1, Ordering::Relaxed);
         self.rings.ring();
         while let Some(shared) = self.lock.try_lock() {
@@ -178,33 +189,31 @@ impl Desk {
         }
     }
 
-    fn by_note(&self, who: usize) {
+    fn post_with_note(&self, who: usize) {
         self.posted[who].store(1, Ordering::Relaxed);
-        self.missed.note();
+        self.note.note();
         while let Some(shared) = self.lock.try_lock() {
-            self.missed.begin();
+            self.note.begin();
             self.work(&shared);
             drop(shared);
-            if !self.missed.is_noted() {
+            if !self.note.is_noted() {
                 return;
             }
         }
     }
-}
 
-impl Desk {
-    fn when_overlooked(&self, who: usize) {
+    fn post_with_rare_note(&self, who: usize) {
         self.posted[who].store(1, Ordering::Relaxed);
         let mut taken = self.lock.try_lock();
         if taken.is_none() {
-            self.overlooked.note();
+            self.rare_note.note();
             taken = self.lock.try_lock();
         }
         while let Some(shared) = taken {
-            self.overlooked.begin();
+            self.rare_note.begin();
             self.work(&shared);
             drop(shared);
-            if !self.overlooked.is_noted() {
+            if !self.rare_note.is_noted() {
                 return;
             }
             taken = self.lock.try_lock();
@@ -212,35 +221,35 @@ impl Desk {
     }
 }
 
-fn nothing_is_left_of(lock: fn(SharedWord) -> Lock<SharedWord>, post: fn(&Desk, usize)) {
+fn no_work_is_left_by(lock: fn(SharedWord) -> Lock<SharedWord>, post: fn(&WorkPost, usize)) {
     loom::model(move || {
-        let desk = Desk::new(lock(SharedWord::default()));
-        let other = desk.clone();
+        let work = WorkPost::new(lock(SharedWord::default()));
+        let other = work.clone();
         // Where there are favourites, this thread becomes one.
-        (0..2).for_each(|_| drop(desk.lock.lock()));
+        (0..2).for_each(|_| drop(work.lock.lock()));
         let thread = thread::spawn(move || post(&other, 1));
-        post(&desk, 0);
+        post(&work, 0);
         thread.join().unwrap();
-        assert_eq!(desk.done.each_ref().map(|done| done.load(Ordering::Relaxed)), [1, 1]);
+        assert_eq!(work.done.each_ref().map(|done| done.load(Ordering::Relaxed)), [1, 1]);
     });
 }
 
-fn nothing_is_left(post: fn(&Desk, usize)) {
-    nothing_is_left_of(Lock::new, post);
-    nothing_is_left_of(Lock::favouring, post);
+fn no_work_is_left(post: fn(&WorkPost, usize)) {
+    no_work_is_left_by(Lock::new, post);
+    no_work_is_left_by(Lock::favouring, post);
 }
 
 #[test]
-fn who_rings_is_heard() {
-    nothing_is_left(Desk::by_rings);
+fn no_ring_is_lost() {
+    no_work_is_left(WorkPost::post_by_rings);
 }
 
 #[test]
-fn who_notes_is_heard() {
-    nothing_is_left(Desk::by_note);
+fn no_note_is_lost() {
+    no_work_is_left(WorkPost::post_with_note);
 }
 
 #[test]
-fn who_is_overlooked_is_heard() {
-    nothing_is_left(Desk::when_overlooked);
+fn no_rare_note_is_lost() {
+    no_work_is_left(WorkPost::post_with_rare_note);
 }

@@ -1,5 +1,5 @@
-//! Posts that are put off, as over iWARP: a thread that finds the transmit lock taken does not wait, and each post leaves, though the polls stop at any
-//! moment.
+//! Posts that are put off, as over iWARP: a thread that finds the transmit lock taken does not wait, and each
+//! post leaves, though the polls stop at any moment.
 
 use super::SharedWord;
 use super::gathering::Clock;
@@ -91,7 +91,8 @@ impl World {
     }
 }
 
-/// Two threads of the program and the background thread do this at once. Then no thread visits the lane any more, and the timers pass.
+/// Two threads of the program and the background thread do this at once. Then no thread visits the lane any
+/// more, and the timers pass.
 fn nothing_stays_behind(first: fn(&World), second: fn(&World)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

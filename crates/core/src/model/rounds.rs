@@ -67,7 +67,8 @@ impl Connection {
     }
 }
 
-/// A program sends, and goes on with packets that were put off. Meanwhile the background thread receives the answer, which wakes it.
+/// A program sends, and goes on with packets that were put off. Meanwhile the background thread receives the
+/// answer, which wakes it.
 #[test]
 fn what_is_put_off_is_taken_in() {
     loom::model(|| {
@@ -89,8 +90,9 @@ fn what_is_put_off_is_taken_in() {
     });
 }
 
-/// A thread that receives needs the lock of the sending side, finds it taken, and puts its work off, as iWARP does for the peer's reads. Meanwhile a
-/// posting thread has that lock without a round. It lets go, looks for rings, and then for work that was put off.
+/// A thread that receives needs the lock of the sending side, finds it taken, and puts its work off, as iWARP
+/// does for the peer's reads. Meanwhile a posting thread has that lock without a round. It lets go, looks for
+/// rings, and then for work that was put off.
 #[test]
 fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
     loom::model(|| {
@@ -108,8 +110,8 @@ fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
         let seen = rings.heard();
         let Ok(guard) = sending.try_lock() else { return drop(receiver.join()) };
         drop(guard);
-        // In the order of iWARP: the fence of this look is also behind the end of the lock. The model checker takes the look of `go_on` for a fence itself, so
-        // it would find no fault with the other order.
+        // In the order of iWARP: the fence of this look is also behind the end of the lock. The model checker
+        // takes the look of `go_on` for a fence itself, so it would find no fault with the other order.
         let _has_rung = rings.since(seen);
         let goes_on = rounds.go_on(&WorkNote::default());
         assert!(receiver.join().unwrap() || goes_on, "the reads are left lying");

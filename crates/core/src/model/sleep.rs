@@ -6,7 +6,8 @@ use loom::thread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A thread sleeps as the background thread does, in a world where one instant has passed and a later one never comes. Others set deadlines that have.
+/// A thread sleeps as the background thread does, in a world where one instant has passed and a later one
+/// never comes. Others set deadlines that have.
 fn run(setters: u32, later: bool) {
     // Any instant will do: the model has no clock.
     let passed = Instant::now();

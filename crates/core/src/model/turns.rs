@@ -31,7 +31,8 @@ impl Desk {
         }
     }
 
-    /// Posts as a queue pair does whose requests may be being copied. True: the post is done, or left to a thread that does it.
+    /// Posts as a queue pair does whose requests may be being copied. True: the post is done, or left to a
+    /// thread that does it.
     fn post_beside(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.turns.will_find() };
@@ -47,7 +48,8 @@ impl Desk {
         self.work(&shared);
     }
 
-    /// Posts as a thread that sends or takes in packets and does not wait for the lock. True: the post is done, or left to a thread that does it.
+    /// Posts as a thread that sends or takes in packets and does not wait for the lock. True: the post is
+    /// done, or left to a thread that does it.
     fn post_unless_busy(&self, who: usize) -> bool {
         self.post(who);
         let Some(shared) = self.lock.try_lock() else { return self.busy.leave_note() };

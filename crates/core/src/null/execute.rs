@@ -18,7 +18,7 @@ pub(super) const GRH: usize = 40;
 pub(super) struct Failure {
     pub(super) sender: Status,
     receiver: Option<(ReceiveWork, Status)>,
-    /// The peer's program is told that its memory was asked for in vain.
+    /// The peer refused access to its memory: it counts the refusal, and its program gets an event.
     refused: bool,
 }
 
@@ -40,8 +40,8 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
         own.queues.complete_send(work.sequence, Status::RetryExceeded);
         return Execution::Broken(None);
     };
-    // One request at a time is executed at a responder. So the thread with this lock knows that no other thread uses the responder's memory and completion
-    // queue.
+    // One request at a time is executed at a responder. So the thread with this lock knows that no other
+    // thread uses the responder's memory and completion queue.
     let turn = lock(&peer.receive);
     let failure = match run(own, &peer, work) {
         Ok(receive) => {
@@ -103,7 +103,8 @@ pub(super) fn receives(peer: &NullEndpoint) -> bool {
     matches!(peer.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe)
 }
 
-/// Returns the receive that it has filled, which is to be [reported](report) before the caller lets go of the peer's receive lock.
+/// Returns the receive that it has filled, which is to be [reported](report) before the caller lets go of the
+/// peer's receive lock.
 fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<Option<ReceiveWork>> {
     if !receives(peer) {
         let status = if own.fabric.is_some() { Status::RetryExceeded } else { Status::Flushed };
@@ -163,7 +164,8 @@ pub(super) fn completion(
     }
 }
 
-/// Walks over `length` bytes of the elements from `offset` on, in pieces that lie in one element and are at most a slice long.
+/// Walks over `length` bytes of the elements from `offset` on, in pieces that lie in one element and are at
+/// most a slice long.
 fn pieces(sges: &[Sge], mut offset: usize, mut length: usize) -> impl Iterator<Item = Sge> {
     let mut found = Vec::new();
     for sge in sges {

@@ -1,8 +1,9 @@
 //! Requests that concern the keys of this process alone: a memory window is bound, a key is invalidated.
 //!
-//! Neither ends before the last use of the bytes of before. Such uses last for microseconds, unless a thread copies to or from a page that a peer withholds.
-//! The thread that carries such a request out sends for other queue pairs, too. So it waits for nobody: it tries again later, and in the end
-//! the request fails.
+//! Neither completes while a use of the bytes goes on that the key opened before. Such uses last for
+//! microseconds, unless a thread copies to or from a page that a peer withholds. The thread that carries such
+//! a request out sends for other queue pairs, too. So it waits for nobody: it tries again later, and in the
+//! end the request fails.
 
 use super::queues::Queues;
 use super::send::SendWork;
@@ -12,7 +13,7 @@ use crate::request::{Opcode, Status};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// For how long a request is tried again while the bytes of before are in use.
+/// For how long a request is tried again while its former bytes are in use.
 const USE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pauses between two tries: the first one, and the longest one. Each is twice as long as the one before it.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
@@ -23,11 +24,13 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 pub enum LocalOutcome {
     /// The request ends with this status.
     Done(Status),
-    /// The bytes of before are in use. The request is to be tried again when the caller is called, or sooner. Those behind it do not begin before.
+    /// The bytes that the key opened before are in use. The request is to be tried again when the timer calls
+    /// `again`, or sooner. Requests behind it do not begin before.
     Later,
 }
 
-/// Where the request stands that concerns keys alone: at most one of a queue pair has begun, and is not complete. For the thread with the transport's transmit lock.
+/// Where the request stands that concerns keys alone: at most one of a queue pair has begun, and is not
+/// complete. For the thread with the transport's transmit lock.
 #[derive(Default)]
 pub(super) struct KeyWork(Mutex<Option<Waiting>>);
 
@@ -55,7 +58,7 @@ impl Attempt {
         Self { sequence, since: now, pause: Duration::ZERO }
     }
 
-    /// The attempt after a try in vain. None if the request has been tried for long enough.
+    /// The attempt after one that found the bytes in use. None if the request has been tried for long enough.
     fn next(self, now: Instant) -> Option<Self> {
         let left = USE_TIMEOUT.checked_sub(now - self.since).filter(|left| !left.is_zero())?;
         // The last try is at the end.
@@ -70,9 +73,12 @@ impl KeyWork {
 }
 
 impl Queues {
-    /// Tries to carry out a request that concerns the keys of this process alone (see [`crate::request::Opcode::is_local`]), once nothing that was
-    /// posted before needs them any more. Waits for nobody. `again`: what the background thread calls when it is to be tried again. The caller may try sooner, and as
-    /// often as it likes: the background thread may be the one that uses the bytes.
+    /// Tries to carry out a request that concerns the keys of this process alone (see
+    /// [`crate::request::Opcode::is_local`]), once no earlier request needs those keys. Does not wait.
+    /// `again`: what the background thread calls when the request is to be tried again. The caller may try
+    /// sooner, and as often as it likes: the background thread may be the one that uses the bytes.
+    ///
+    /// Caller: the thread with the transport's transmit lock.
     pub fn execute_locally(&self, work: &SendWork, again: impl FnOnce() -> Arc<dyn Source>) -> LocalOutcome {
         let mut waiting = self.key_work.lock();
         let (now, reactor) = (Instant::now(), &self.engine.reactor);
@@ -107,7 +113,7 @@ impl Queues {
         }
     }
 
-    /// Whether a request that concerns keys alone has begun, and waits for uses of the bytes of before.
+    /// Whether a request that concerns keys alone has begun, and waits for uses of its former bytes.
     pub fn waits_for_uses(&self) -> bool {
         self.key_work.lock().is_some()
     }
@@ -131,7 +137,8 @@ impl Queues {
         }
     }
 
-    /// Invalidates a key, at the first try, and looks whether its uses have ended, after `waited`. None if some have not.
+    /// Invalidates a key, at the first try, and looks whether its uses have ended, after `waited`. None if
+    /// some have not.
     fn try_to_invalidate(&self, work: &SendWork, is_first: bool, waited: Duration) -> Option<Status> {
         let (keys, key) = (&self.engine.keys, work.immediate);
         if is_first && keys.invalidate_locally(key, self.domain, self.number).is_err() {

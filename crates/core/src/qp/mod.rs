@@ -1,4 +1,5 @@
-//! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
+//! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves
+//! the bytes.
 
 mod batch;
 mod describe;
@@ -99,7 +100,8 @@ impl QueuePair {
     /// A new queue pair in RESET.
     ///
     /// # Errors
-    /// EINVAL for sizes beyond the device's limits or objects of another context; EOPNOTSUPP for a service that it does not have; ENOMEM when it is full.
+    /// EINVAL for sizes beyond the device's limits or objects of another context; EOPNOTSUPP for a service
+    /// that it does not have; ENOMEM when it is full.
     pub fn new(domain: &Arc<ProtectionDomain>, options: QueuePairOptions) -> Result<Arc<Self>> {
         Self::new_in(domain, options, &None)
     }
@@ -140,7 +142,8 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// A new raw packet queue pair that spreads received frames over work queues, from now on, and sends nothing.
+    /// A new raw packet queue pair that spreads received frames over work queues, from now on, and sends
+    /// nothing.
     ///
     /// # Errors
     /// As [`QueuePair::new`].
@@ -164,7 +167,8 @@ impl QueuePair {
         Self::build(domain, options, Some(extended), &None)
     }
 
-    /// Adds a handle of a target queue pair: an object that `cookie` names, and that was made or opened with `xrc_domain`.
+    /// Adds a handle of a target queue pair: an object that `cookie` names, and that was made or opened with
+    /// `xrc_domain`.
     ///
     /// # Errors
     /// EINVAL if it is no target queue pair, or ends at this moment.
@@ -173,8 +177,8 @@ impl QueuePair {
         if entered { Ok(()) } else { Err(Error::invalid("the target queue pair is gone")) }
     }
 
-    /// Takes away one handle of a target queue pair. Returns whether that was the last one: the caller destroys the queue pair then. Other queue pairs than
-    /// targets have one handle, that of their creator.
+    /// Takes away one handle of a target queue pair. Returns whether that was the last one: the caller
+    /// destroys the queue pair then. Other queue pairs than targets have one handle, that of their creator.
     // IB-XRC-13
     pub fn leave_handle(&self, cookie: u64) -> bool {
         let target = self.extended().filter(|extended| extended.domain().is_some());
@@ -363,8 +367,8 @@ impl QueuePair {
     /// Changes attributes and state (ibv_modify_qp(3)).
     ///
     /// # Errors
-    /// EINVAL for a transition or attribute that the state table does not have, and for values that the device does not have;
-    /// EOPNOTSUPP for an alternate path. Nothing is changed then.
+    /// EINVAL for a transition or attribute that the state table does not have, and for values that the
+    /// device does not have; EOPNOTSUPP for an alternate path. Nothing is changed then.
     pub fn modify(&self, attributes: &Attributes, mask: AttributeMask) -> Result<()> {
         self.queues.born.check()?;
         let mask = state::meant(self.queues.service, mask);
@@ -404,19 +408,21 @@ impl QueuePair {
                 // Requests that end now are forgotten anyway.
                 self.queues.silent.store(true, Ordering::SeqCst);
             }
-            // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
+            // First, so that a connection that is being made at this instant either stands already, and is
+            // ended now, or never will.
             self.queues.enter_error();
         } else if matches!((from, transition.to), (State::Rts, State::Sqd) | (State::Sqe, State::Rts)) {
-            // Also first. Into SQD, so that nothing new begins while the endpoint looks for requests under way. Out of SQE, so that requests that the
-            // endpoint finds in the queue are to be sent and not to be flushed.
+            // Also first. Into SQD, so that nothing new begins while the endpoint looks for requests under
+            // way. Out of SQE, so that requests that the endpoint finds in the queue are to be sent and not
+            // to be flushed.
             // IB-QP-6, IB-QP-7
             self.queues.drained.store(false, Ordering::SeqCst);
             self.queues.drained_notify.store(next.sqd_notify, Ordering::SeqCst);
             moves_first = true;
             self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        // No thread carries out a request as it posts it by the terms of before. The second call takes away an object that the transmitter has installed
-        // before the endpoint changed.
+        // From here on, no post carries out a request under the old attributes. The second call takes away an
+        // object that the transmitter has installed before the endpoint changed.
         self.queues.send.queue_all();
         let modified = self.endpoint.modify(transition, &next);
         self.queues.send.queue_all();
@@ -465,7 +471,8 @@ impl QueuePair {
         self.post_sends(|batch| batch.post(request))
     }
 
-    /// Posts several with one doorbell: the requests that `fill` has pushed when it returns, in success or failure, are on their way.
+    /// Posts several with one doorbell: the requests that `fill` has pushed when it returns, in success or
+    /// failure, are on their way.
     #[inline]
     pub fn post_sends<T, E: From<PostError>>(
         &self,
@@ -510,7 +517,8 @@ impl QueuePair {
     /// Joins a multicast group (ibv_attach_mcast(3)). Again: no effect.
     ///
     /// # Errors
-    /// EINVAL for a queue pair that is not of datagrams, and for a GID that is no group's; EOPNOTSUPP if the device has no multicast.
+    /// EINVAL for a queue pair that is not of datagrams, and for a GID that is no group's; EOPNOTSUPP if the
+    /// device has no multicast.
     pub fn attach_multicast(&self, group: &[u8; 16]) -> Result<()> {
         self.queues.born.check()?;
         if self.context().attributes().max_mcast_grp == 0 {
@@ -561,8 +569,9 @@ impl QueuePair {
         self.groups.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, and its completions that were not polled vanish. When this returns, no thread
-    /// touches memory for it any more. A second call has no effect.
+    /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, and its completions that were not
+    /// polled vanish. When this returns, no thread touches memory for it any more. A second call has no
+    /// effect.
     pub fn destroy(&self) {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;

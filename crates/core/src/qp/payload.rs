@@ -1,4 +1,13 @@
-//! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a request name.
+//! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a
+//! request name.
+//!
+//! Caller: carries the request out. It has the lock of the transport's sending or receiving side, or the
+//! request was handed to its thread alone. The request is not complete before the call has returned. Once it
+//! is, the next post reuses its slot, whose elements name other memory.
+//!
+//! A [`Reader`] caches the last key. A caller that uses one region repeatedly keeps its reader between calls.
+//!
+//! After an error, any part of the target may have been written, unless a function says otherwise.
 
 use super::{Queues, ReceiveWork, SendWork};
 use crate::memory::moved::View;
@@ -6,16 +15,20 @@ use crate::memory::process::{self, Process};
 use crate::memory::{self, Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use crate::request::{SendFlags, Sge};
 
+/// Bytes of inline data that are copied by way of the stack at a time.
+const INLINE_BUFFER: usize = 256;
+
 /// Why payload cannot be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadError {
-    /// An element's key does not open its bytes.
+    /// An element's key does not open its bytes, with the rights that are needed.
     Key(AccessError),
-    /// The memory is not there any more.
+    /// Memory of this process or of the peer cannot be accessed: it is unmapped or protected, or the kernel
+    /// refuses the copy.
     Fault,
-    /// The elements hold fewer bytes.
+    /// The elements hold fewer bytes than are to be copied.
     Room,
-    /// The bytes that belong there cannot be had.
+    /// The peer's payload cannot be fetched.
     Missing(Missing),
 }
 
@@ -29,14 +42,16 @@ impl From<CopyError> for PayloadError {
 }
 
 impl Queues {
-    /// Copies the bytes of a send request from `offset` on into `target`. The request must not be complete.
+    /// Copies the bytes of a send request from `offset` on into `target`.
+    ///
+    /// # Errors
+    /// [`PayloadError::Key`]; [`PayloadError::Fault`]; [`PayloadError::Room`] if the request has fewer bytes.
     #[inline]
     pub fn gather(&self, work: &SendWork, offset: u32, target: &mut [u8]) -> Result<(), PayloadError> {
         self.gather_with(&mut Reader::default(), work, offset, target)
     }
 
-    /// Copies the bytes of a send request from `offset` on into `target`, for a caller that sends from the same region time and again.
-    /// The request must not be complete.
+    /// Copies the bytes of a send request from `offset` on into `target`, by the key that `reader` caches.
     ///
     /// # Errors
     /// As of [`Queues::gather`].
@@ -62,13 +77,14 @@ impl Queues {
         })
     }
 
-    /// Copies all bytes of a send request to `target`, for a caller that sends from the same region time and again. The request must not be complete.
+    /// Copies all bytes of a send request to `target`, by the key that `reader` caches.
     ///
     /// # Errors
-    /// As of [`Queues::gather`]. Some bytes may have been copied then.
+    /// As of [`Queues::gather`].
     ///
     /// # Safety
-    /// The caller may write `work.length` bytes at `target`, and no reference to them is alive: another process may change them at any time.
+    /// The caller may write `work.length` bytes at `target`, and no reference to them is alive: another
+    /// process may change them at any time.
     #[inline]
     pub unsafe fn gather_to(
         &self,
@@ -79,22 +95,26 @@ impl Queues {
         let (target, length) = (target as usize, work.length as usize);
         if work.flags.contains(SendFlags::INLINE) {
             let source = self.send.inline_address(work) as usize;
-            // SAFETY: the target is the caller's to write. The source is in the words of the request, which stay until the queue pair is destroyed. They
-            // are as many as the length that was checked as the request was posted.
+            // SAFETY: the target is the caller's to write. The source is in the words of the request, which
+            // stay until the queue pair is destroyed. They are as many as the length that was checked as the
+            // request was posted.
             return unsafe { memory::copy_between(target, source, length) }.map_err(|_| PayloadError::Fault);
         }
         let elements = (work.sges, |index| self.send.sge(work, index));
         self.each_span(reader, elements, (0, length), (Access::empty(), self.domain), |span, done| {
-            // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans; the span has opened the source.
+            // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans;
+            // the span has opened the source.
             unsafe { memory::copy_between(target + done, span.address(), span.len()) }
                 .map_err(|_| PayloadError::Fault)
         })
     }
 
-    /// Copies one element of a request that is being posted to `target`, as [`Queues::gather_to`] does.
+    /// Copies one element to `target`, as [`Queues::gather_to`] does. The request is being posted.
+    ///
+    /// Caller: the thread that posts, with the lock of the posts.
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Queues::gather_to`].
     ///
     /// # Safety
     /// As of [`Queues::gather_to`], for the bytes of the element.
@@ -116,7 +136,8 @@ impl Queues {
         }
     }
 
-    /// Copies one element of a request to `target`, as [`Queues::gather_element_to`] does, with a key that `reader` does not know.
+    /// Copies one element to `target`, as [`Queues::gather_element_to`] does, with a key that `reader` does
+    /// not cache.
     ///
     /// # Safety
     /// As of [`Queues::gather_element_to`].
@@ -137,8 +158,10 @@ impl Queues {
             .map_err(|_| PayloadError::Fault)
     }
 
-    /// Calls `take` with each part of the program's memory that holds bytes of a send request, `length` of them from `offset` on, for a reader that fetches
-    /// them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
+    /// Opens the parts of the program's memory that hold `length` bytes of a send request, from `offset` on,
+    /// and calls `take` with each span: a peer process will copy the bytes from there. `check_readable`:
+    /// first reads a byte of each page. Transports ask for that when they repeat a packet, whose payload the
+    /// peer may have failed to read. The data of the request is not inline.
     ///
     /// # Errors
     /// As of [`Queues::gather`], whose checks it makes.
@@ -148,13 +171,13 @@ impl Queues {
         work: &SendWork,
         offset: u32,
         length: u32,
-        look: bool,
+        check_readable: bool,
         mut take: impl FnMut(Span<'_>),
     ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
             let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
-            if look && !span.is_readable() {
+            if check_readable && !span.is_readable() {
                 return Err(PayloadError::Fault);
             }
             take(span);
@@ -162,11 +185,11 @@ impl Queues {
         })
     }
 
-    /// Copies `length` bytes of a send request, from `offset` on, to the bytes at `at` of another process's memory. The request must not be
-    /// complete.
+    /// Copies `length` bytes of a send request, from `offset` on, to the bytes at `at` of another process's
+    /// memory. Opens one element after the other: a later one may fail when earlier ones are written.
     ///
     /// # Errors
-    /// As of [`Queues::gather`], and [`PayloadError::Fault`] if they are not there.
+    /// As of [`Queues::gather`]; [`PayloadError::Fault`] also if the view does not have these bytes.
     #[inline]
     pub fn write_to(
         &self,
@@ -178,10 +201,10 @@ impl Queues {
         at: usize,
     ) -> Result<(), PayloadError> {
         if work.flags.contains(SendFlags::INLINE) {
-            let mut bytes = [0; 256];
+            let mut bytes = [0; INLINE_BUFFER];
             let mut done = 0;
             while done < length {
-                let part = &mut bytes[..(length - done).min(256) as usize];
+                let part = &mut bytes[..(length - done).min(INLINE_BUFFER as u32) as usize];
                 self.gather(work, offset + done, part)?;
                 view.write(at + done as usize, part).map_err(|_| PayloadError::Fault)?;
                 done += part.len() as u32;
@@ -195,7 +218,10 @@ impl Queues {
         })
     }
 
-    /// Carries out a Write or Read between one element and the bytes at `at` of another process's memory.
+    /// Carries out a Write or Read between one element and the bytes at `at` of another process's memory. The
+    /// request is being posted and is not queued.
+    ///
+    /// Caller: the thread that posts, with the lock of the posts.
     ///
     /// # Errors
     /// As of [`Queues::write_to`].
@@ -213,7 +239,8 @@ impl Queues {
         let there = view.at(at, length).map_err(|_| PayloadError::Fault)?;
         let copy = |here| {
             let (target, source) = if is_read { (here, there) } else { (there, here) };
-            // SAFETY: the key opens the bytes here, with the right to write them for a Read; those there are in a mapping that both processes write to.
+            // SAFETY: the key opens the bytes here, with the right to write them for a Read; `there` lies in
+            // the view: `View::at` has checked its bounds.
             unsafe { memory::copy_between(target, source, length) }
         };
         match keys.with_known(reader, element, rights, self.domain, copy) {
@@ -222,7 +249,8 @@ impl Queues {
         }
     }
 
-    /// Carries out a Write or Read of one element, as [`Queues::copy_element`] does, with a key that `reader` does not know.
+    /// Carries out a Write or Read of one element, as [`Queues::copy_element`] does, with a key that `reader`
+    /// does not cache.
     #[cold]
     #[inline(never)]
     fn copy_unknown(
@@ -247,22 +275,25 @@ impl Queues {
         copied.map_err(|_| PayloadError::Fault)
     }
 
-    /// Copies inline data of a Write that is not queued, at an address that the program gave for it, to the bytes at `at` of another process's memory.
+    /// Copies inline data of a Write that is not queued, at an address that the program gave for it, to the
+    /// bytes at `at` of another process's memory. A fault of the source leaves the target as it was.
+    ///
+    /// Caller: the thread that posts, with the lock of the posts.
     ///
     /// # Errors
-    /// [`PayloadError::Fault`]; [`PayloadError::Room`] for more than 256 bytes.
+    /// [`PayloadError::Fault`]; [`PayloadError::Room`] for more bytes than `INLINE_BUFFER` (256).
     #[inline]
     pub fn copy_inline_element(&self, sge: &Sge, (view, at): (&View, usize)) -> Result<(), PayloadError> {
-        let mut bytes = [0; 256];
+        let mut bytes = [0; INLINE_BUFFER];
         let part = bytes.get_mut(..sge.length as usize).ok_or(PayloadError::Room)?;
-        // First all of it, since a request whose bytes cannot be read touches nothing.
-        // SAFETY: the program gave this range for reading with the post that is under way (ibv_post_send(3), IBV_SEND_INLINE).
+        // Reads all bytes before it writes any.
+        // SAFETY: the program gave this range for reading with the post that is under way (ibv_post_send(3),
+        // IBV_SEND_INLINE).
         unsafe { memory::copy_from(part, sge.address as usize) }.map_err(|_| PayloadError::Fault)?;
         view.write(at, part).map_err(|_| PayloadError::Fault)
     }
 
-    /// Copies `length` bytes at `at` of another process's memory to where a read puts its result, from `offset` on. The request must not
-    /// be complete.
+    /// Copies `length` bytes at `at` of another process's memory to the elements of a Read, from `offset` on.
     ///
     /// # Errors
     /// As of [`Queues::write_to`].
@@ -283,12 +314,12 @@ impl Queues {
         })
     }
 
-    /// Has the kernel copy `length` bytes of a send request to the bytes at `address` of another process, otherwise as [`Queues::write_to`].
-    /// `by_file`: as of [`Process::copies`].
+    /// Has the kernel copy `length` bytes of a send request to the bytes at `address` of another process,
+    /// otherwise as [`Queues::write_to`]. `by_file`: as of [`Process::copies`].
     ///
     /// # Errors
     /// As of [`Queues::write_to`].
-    // Its buffer is on no stack but where it is needed.
+    // Not inlined: the buffer of a few KiB would lie in the caller's frame.
     #[inline(never)]
     pub fn write_to_process(
         &self,
@@ -298,7 +329,7 @@ impl Queues {
         (process, address, by_file): (&Process, u64, bool),
     ) -> Result<(), PayloadError> {
         let fault = |process::CopyRefusal| PayloadError::Fault;
-        // The keys of payload that goes through a buffer are free while the kernel copies.
+        // Short payload goes through the buffer, so that no key is held open during the system call.
         if work.flags.contains(SendFlags::INLINE) || length as usize <= process::SHORT {
             let mut bytes = [0; process::SHORT];
             let mut done = 0;
@@ -318,12 +349,12 @@ impl Queues {
         })
     }
 
-    /// Has the kernel copy `length` bytes at `address` of another process to where a read puts its result, otherwise as [`Queues::read_from`].
-    /// `by_file`: as of [`Process::copies`].
+    /// Has the kernel copy `length` bytes at `address` of another process to the elements of a Read,
+    /// otherwise as [`Queues::read_from`]. `by_file`: as of [`Process::copies`].
     ///
     /// # Errors
     /// As of [`Queues::write_to`].
-    // Its buffer is on no stack but where it is needed.
+    // Not inlined: the buffer of a few KiB would lie in the caller's frame.
     #[inline(never)]
     pub fn read_from_process(
         &self,
@@ -347,7 +378,10 @@ impl Queues {
         })
     }
 
-    /// Copies `source` to where a read or atomic puts its result, from `offset` on. The request must not be complete.
+    /// Copies `source` to the elements of a Read or atomic operation, from `offset` on.
+    ///
+    /// # Errors
+    /// As of [`Queues::scatter_receive`].
     #[inline]
     pub fn scatter_result(
         &self,
@@ -359,10 +393,10 @@ impl Queues {
         self.scatter(&mut Reader::default(), elements, offset.into(), source, self.domain)
     }
 
-    /// Copies `source` to the memory of a receive, from its beginning, for a caller that receives in the same region time and again. There is room for it.
+    /// Copies `source` to the memory of a receive, from its beginning.
     ///
     /// # Errors
-    /// As of [`Queues::gather`], whose checks it makes.
+    /// As of [`Queues::scatter_receive`].
     #[inline(always)]
     pub fn fill_receive(
         &self,
@@ -389,6 +423,10 @@ impl Queues {
     }
 
     /// Copies `source` to the memory of a receive, from `offset` on.
+    ///
+    /// # Errors
+    /// [`PayloadError::Key`]; [`PayloadError::Fault`]; [`PayloadError::Room`] if `source` does not fit;
+    /// [`PayloadError::Missing`] if its bytes cannot be fetched.
     #[inline]
     pub fn scatter_receive(
         &self,
@@ -416,8 +454,9 @@ impl Queues {
         })
     }
 
-    /// Calls `take` with each part of the program's memory among `length` bytes of elements, from `offset` on, and with how many bytes came before it. Its
-    /// key must give these rights in this protection domain.
+    /// Opens the parts of the elements that hold `length` bytes from `offset` on, and calls `take` with each
+    /// span and the number of bytes before it. At most one span is open at a time. The keys must give these
+    /// rights in this protection domain.
     #[inline]
     fn each_span(
         &self,
@@ -460,14 +499,14 @@ impl Queues {
     }
 }
 
-/// Where an element goes on behind `skip` of its bytes.
+/// The address of an element behind `skip` of its bytes.
 #[inline]
 fn address_behind(element: &Sge, skip: u32) -> Result<u64, PayloadError> {
     element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))
 }
 
-/// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of it to pass over, and how many
-/// there are.
+/// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of
+/// it to pass over, and how many there are.
 #[inline]
 fn each_piece(
     elements: impl Iterator<Item = Sge>,

@@ -52,7 +52,8 @@ pub struct Queues {
     pub(super) state: AtomicU8,
     /// Set once everything was flushed: from then on each posting thread flushes its own requests.
     flushed: AtomicBool,
-    /// The queue pair is being destroyed or reset: requests that are flushed from then on are not reported, and cannot fill up the completion queue.
+    /// The queue pair is being destroyed or reset: requests that are flushed from then on are not reported,
+    /// and cannot fill up the completion queue.
     pub(super) silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     pub(super) allowed: AtomicU32,
@@ -71,7 +72,8 @@ pub struct Queues {
     pub(super) key_work: KeyWork,
 }
 
-/// Receives of a shared queue that messages of one queue pair have taken: how many of them are not complete, and how many there were in all, modulo 2^32.
+/// Receives of a shared queue that messages of one queue pair have taken: how many of them are not complete,
+/// and how many there were in all, modulo 2^32.
 #[derive(Default)]
 pub(super) struct ReceiveCounts(AtomicU64);
 
@@ -115,14 +117,16 @@ pub(super) enum Receives {
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
     },
-    /// The receives of the shared queues of the queue pair's XRC domain that messages name.
+    /// In a queue that each message chooses: it names a shared queue of the XRC domain, or its hash chooses a
+    /// work queue (RSS).
     Extended(Box<ExtendedTarget>),
     /// Nowhere: the queue pair only sends.
     Nowhere,
 }
 
 impl Queues {
-    /// The queues of a new queue pair. The caller has checked everything. `allocator` gives the memory of the rings.
+    /// The queues of a new queue pair. The caller has checked everything. `allocator` gives the memory of the
+    /// rings.
     ///
     /// # Errors
     /// ENOMEM where there is none.
@@ -188,8 +192,8 @@ impl Queues {
     /// Gives the program's memory for the rings back, when the result is dropped.
     ///
     /// # Safety
-    /// The transport has closed the queue pair: it uses the queues no more. Or this is a child of fork, where there is no transport, and all
-    /// calls but this look for that first.
+    /// The transport has closed the queue pair: it uses the queues no more. Or this is a child of fork, where
+    /// there is no transport, and all calls but this look for that first.
     pub(super) unsafe fn give_back(&self) -> ([RingRelease; 2], Option<[RingRelease; 2]>) {
         let own = match &self.receives {
             Receives::Own(queue) => Some(queue),
@@ -224,8 +228,8 @@ impl Queues {
         );
     }
 
-    /// Moves from INIT to RTS: the connection stands. False if the program took the queue pair out of INIT meanwhile: then there must be
-    /// no connection.
+    /// Moves from INIT to RTS: the connection stands. False if the program took the queue pair out of INIT
+    /// meanwhile: then there must be no connection.
     pub fn connected(&self) -> bool {
         let moved = self.exchange_state(State::Init, State::Rts);
         if moved && !self.is_stream.swap(true, Ordering::SeqCst) {
@@ -234,11 +238,12 @@ impl Queues {
         moved
     }
 
-    /// Invalidates `key` because the connected peer says so. `domain`: number of the protection domain whose memory the peer may use.
+    /// Invalidates `key` because the connected peer says so. `domain`: number of the protection domain whose
+    /// memory the peer may use.
     ///
     /// # Errors
-    /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has other connections, which the
-    /// peer would take the key away from.
+    /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has
+    /// other connections, which the peer would take the key away from.
     pub fn invalidate_for_peer(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
         // RFC5040-8.1.1-1
         let alone = self.streams.count() <= 1;
@@ -271,8 +276,8 @@ impl Queues {
         self.context.protection_domain(self.domain)?.regions_if_few(most)
     }
 
-    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that no thread touches the program's memory any
-    /// more, and calls [`Queues::flush`].
+    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that
+    /// no thread touches the program's memory any more, and calls [`Queues::flush`].
     pub fn enter_error(&self) -> bool {
         if self.is_stream.swap(false, Ordering::SeqCst) {
             self.streams.leave();
@@ -280,7 +285,8 @@ impl Queues {
         self.state.swap(State::Error as u8, Ordering::SeqCst) != State::Error as u8
     }
 
-    /// A transport says that in SQD nothing is under way any more that it had begun to send. Again: no effect.
+    /// A transport says that in SQD nothing is under way any more that it had begun to send. Again: no
+    /// effect.
     pub fn send_queue_drained(&self) {
         if self.state() == State::Sqd
             // IB-QP-7
@@ -291,9 +297,9 @@ impl Queues {
         }
     }
 
-    /// A send of an unreliable queue pair failed. Its send queue goes to SQE, the request ends with `status`, and those behind it are flushed. The
-    /// transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be complete. For the thread with the
-    /// transmit lock.
+    /// A send of an unreliable queue pair failed. Its send queue goes to SQE, the request ends with `status`,
+    /// and those behind it are flushed. The transmitter stops where it is until the program brings the queue
+    /// pair back to RTS. Earlier requests must be complete. For the thread with the transmit lock.
     pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
         cursor.halt();
         // IB-QP-8
@@ -304,7 +310,8 @@ impl Queues {
         self.flush_late_posts();
     }
 
-    /// The first packet of the peer has come. If the program does not know yet that the connection stands, it is told, once.
+    /// The first packet of the peer has come. If the program does not know yet that the connection stands, it
+    /// is told, once.
     // IB-QP-38
     pub fn communication_established(&self) {
         if self.state() == State::Rtr && !self.established.swap(true, Ordering::SeqCst) {
@@ -344,21 +351,22 @@ impl Queues {
         self.send.complete(self, sequence, status);
     }
 
-    /// Completes `count` send requests from `first` on, which have succeeded, as [`Queues::complete_send`] does for each.
+    /// Completes `count` send requests from `first` on, which have succeeded, as [`Queues::complete_send`]
+    /// does for each.
     #[inline]
     pub fn complete_sends(&self, first: u64, count: u32) {
         self.send.complete_run(self, first, count);
     }
 
-    /// Completes the oldest send request, which has succeeded. The caller holds a lock, which a thread that flushes requests takes before, and the queue
-    /// pair is not in error.
+    /// Completes the oldest send request, which has succeeded. The caller holds a lock, which a thread that
+    /// flushes requests takes before, and the queue pair is not in error.
     #[inline]
     pub fn complete_oldest_send(&self, work: &SendWork) {
         self.send.complete_oldest(self, work);
     }
 
-    /// Completes a request with so many bytes, which has been carried out as it was posted. The caller has the transmit lock, and posts; the queue
-    /// [is drained](super::SendQueue::is_drained).
+    /// Completes a request with so many bytes, which has been carried out as it was posted. The caller has
+    /// the transmit lock, and posts; the queue [is drained](super::SendQueue::is_drained).
     #[inline]
     pub fn pass_send(&self, cursor: &mut SendCursor, request: &SendRequest<'_>, length: u32) {
         let sequence = self.send.posted();
@@ -366,8 +374,9 @@ impl Queues {
         self.send.pass(self, sequence, self.reports(request.flags).then_some((request, length)));
     }
 
-    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the thread with the transport's receive lock. The
-    /// receive must be completed, before [`Queues::flush`] at the latest.
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the
+    /// thread with the transport's receive lock. The receive must be completed, before [`Queues::flush`] at
+    /// the latest.
     #[inline(always)]
     pub fn take_receive(&self) -> Option<ReceiveWork> {
         // By its fields: so it is in no memory.
@@ -387,7 +396,7 @@ impl Queues {
                 held.take();
                 Some(work)
             }
-            Receives::Extended(extended) => extended.take(),
+            Receives::Extended(extended) => extended.take_receive(),
             Receives::Own(_) | Receives::Nowhere => None,
         }
     }
@@ -401,7 +410,8 @@ impl Queues {
         }
     }
 
-    /// An element of a receive that is taken and not complete. Its key belongs to the domain that [`ReceiveWork::domain`] says.
+    /// An element of a receive that is taken and not complete. Its key belongs to the domain that
+    /// [`ReceiveWork::domain`] says.
     #[inline(always)]
     pub fn receive_sge(&self, work: &ReceiveWork, index: usize) -> Sge {
         match &self.receives {
@@ -415,7 +425,7 @@ impl Queues {
         match &self.receives {
             Receives::Shared { queue, .. } => queue.sge(work, index),
             Receives::Extended(extended) => {
-                extended.taken().as_ref().map_or(Sge::default(), |queue| queue.sge(work, index))
+                extended.queue_in_progress().as_ref().map_or(Sge::default(), |queue| queue.sge(work, index))
             }
             Receives::Own(_) | Receives::Nowhere => Sge::default(),
         }
@@ -437,10 +447,11 @@ impl Queues {
         self.end_receive(work, Completion { vendor_error: cause as u32, ..completion }, solicited);
     }
 
-    /// Completes the receive that a message took, with success, for a caller that receives much. `report` makes the completion.
+    /// Completes the receive that a message took, with success, for a caller that receives much. `report`
+    /// makes the completion.
     ///
-    /// The completion is made where it is needed, and copied nowhere. A copy would read fields as longer words.
-    /// The processor makes such a load wait until the stores before it have left.
+    /// The completion is made where it is needed, and copied nowhere. A copy would read fields as longer
+    /// words. The processor makes such a load wait until the stores before it have left.
     #[inline(always)]
     pub fn succeed_receive(&self, work: &ReceiveWork, report: impl Fn() -> Completion, solicited: bool) {
         match &self.receives {
@@ -468,7 +479,7 @@ impl Queues {
                 self.report_last_receive();
             }
             Receives::Extended(extended) => {
-                if let Some(queue) = extended.taken().take() {
+                if let Some(queue) = extended.queue_in_progress().take() {
                     queue.give_back(work);
                     // IB-XRC-3
                     if let Some(cq) = queue.completion_queue() {
@@ -488,7 +499,8 @@ impl Queues {
         }
     }
 
-    /// Tells the program, once, that no receive of the shared queue will complete here any more (ibv_get_async_event(3)).
+    /// Tells the program, once, that no receive of the shared queue will complete here any more
+    /// (ibv_get_async_event(3)).
     fn report_last_receive(&self) {
         let Receives::Shared { held, last_reported, .. } = &self.receives else { return };
         if self.flushed.load(Ordering::SeqCst)
@@ -500,8 +512,8 @@ impl Queues {
         }
     }
 
-    /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the transport neither reads nor writes
-    /// the program's memory for this queue pair any more, now and later.
+    /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the
+    /// transport neither reads nor writes the program's memory for this queue pair any more, now and later.
     // IB-QP-9, IB-QP-34
     pub fn flush(&self) {
         self.flushed.store(true, Ordering::SeqCst);

@@ -1,4 +1,5 @@
-//! Memory that the engine provides: device memory, mappings of descriptors, and the memory behind a null region.
+//! Memory that the engine provides: device memory, mappings of descriptors, and the memory behind a null
+//! region.
 
 use super::{MemoryRegion, ProtectionDomain};
 use crate::device::{Context, Device, Seat};
@@ -29,8 +30,8 @@ pub(crate) enum Backing {
     Mapped(#[expect(dead_code, reason = "held for its end")] Mapping),
 }
 
-/// Device memory (ibv_alloc_dm(3)): here ordinary memory that belongs to the engine, which programs reach by copies and peers by regions.
-/// A child of fork shares what its parent allocated, and may allocate its own.
+/// Device memory (ibv_alloc_dm(3)): here ordinary memory that belongs to the engine, which programs reach by
+/// copies and peers by regions. A child of fork shares what its parent allocated, and may allocate its own.
 pub struct DeviceMemory {
     seat: Seat,
     number: u32,
@@ -72,7 +73,8 @@ impl DeviceMemory {
     /// Allocates `length` bytes, `number` being the front end's name for them.
     ///
     /// # Errors
-    /// EINVAL for no bytes, or an alignment beyond that of pages; EOPNOTSUPP if the device has none; ENOMEM when it has not so much left.
+    /// EINVAL for no bytes, or an alignment beyond that of pages; EOPNOTSUPP if the device has none; ENOMEM
+    /// when it has not so much left.
     pub fn new(context: &Arc<Context>, length: u64, log_alignment: u32, number: u32) -> Result<Arc<Self>> {
         let most = context.attributes().max_dm_size;
         if most == 0 {
@@ -161,8 +163,8 @@ impl DeviceMemory {
     /// Registers a part of it (ibv_reg_dm_mr(3)).
     ///
     /// # Errors
-    /// EINVAL for bytes that are not there, and for access without [`Access::ZERO_BASED`], as the kernel has it; else as
-    /// [`MemoryRegion::register`].
+    /// EINVAL for bytes that are not there, and for access without [`Access::ZERO_BASED`], as the kernel has
+    /// it; else as [`MemoryRegion::register`].
     pub fn register(
         self: &Arc<Self>,
         domain: &Arc<ProtectionDomain>,
@@ -177,7 +179,7 @@ impl DeviceMemory {
             )));
         }
         if !access.contains(Access::ZERO_BASED) {
-            return Err(Error::invalid("regions of device memory count from zero (IBV_ACCESS_ZERO_BASED)"));
+            return Err(Error::invalid("regions of device memory are zero-based (IBV_ACCESS_ZERO_BASED)"));
         }
         let address = self.pages.address() + offset as usize;
         MemoryRegion::backed(domain, address, length, 0, access, Backing::Device(self.clone()))
@@ -217,12 +219,12 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Registers `length` bytes at `offset` of the file of `descriptor` (ibv_reg_dmabuf_mr(3)): a DMA buffer that the CPU can reach, or any other file that can
-/// be mapped.
+/// Registers `length` bytes at `offset` of the file of `descriptor` (ibv_reg_dmabuf_mr(3)): a DMA buffer that
+/// the CPU can reach, or any other file that can be mapped.
 ///
 /// # Errors
-/// EOPNOTSUPP for a descriptor that cannot be mapped, as a device without such buffers answers; EINVAL for bytes that are not there; and else as
-/// [`MemoryRegion::register`].
+/// EOPNOTSUPP for a descriptor that cannot be mapped, as a device without such buffers answers; EINVAL for
+/// bytes that are not there; and else as [`MemoryRegion::register`].
 pub fn register_descriptor(
     domain: &Arc<ProtectionDomain>,
     descriptor: RawFd,
@@ -232,7 +234,8 @@ pub fn register_descriptor(
     access: Access,
 ) -> Result<Arc<MemoryRegion>> {
     domain.context().born.check()?;
-    // SAFETY: asks for the size; a file without a position, such as a DMA buffer of old kernels, answers with an error.
+    // SAFETY: asks for the size; a file without a position, such as a DMA buffer of old kernels, answers with
+    // an error.
     let size = unsafe { libc::lseek(descriptor, 0, libc::SEEK_END) };
     // PRACTICE-CALL-3
     let cannot = |why: &dyn std::fmt::Display| {

@@ -1,8 +1,14 @@
-//! What is shared under loom: every order in which threads can run, and every value that the memory model lets them read, with the very code
-//! that runs. Built with `--cfg loom`, which makes everything small.
+//! Models of the words that processes share, under loom. The code is the library's own. Built with
+//! `--cfg loom`, which makes everything small.
 //!
-//! What is proved is the protocol in the words of the segment and the table. The asymmetric fence (membarrier(2) on the rare side, nothing on
-//! the busy one) has no counterpart in the model, and is checked as what it amounts to, a full fence on both sides.
+//! The models prove the protocol in the words of the segment and the table. loom tries the orders in which
+//! threads can run, and the values that its memory model lets them read. Some proofs are bounded, and some
+//! behaviour has no model:
+//!
+//! - Some models bound the preemptions of a run, to at most 4 (`preemption_bound`).
+//! - loom's memory model has no load buffering: it never delays a load past a later store of its thread.
+//! - The asymmetric fence (membarrier(2) on the rare side, nothing on the busy one) is a full fence on both
+//!   sides.
 
 mod announce;
 mod ring;

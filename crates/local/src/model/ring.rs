@@ -201,7 +201,7 @@ fn lend(used: usize, patient: bool) {
         let receiver = thread::spawn(move || {
             let record = consumer.peek().unwrap().expect("it was there before");
             if record.claim().is_ok() {
-                // Nobody writes it meanwhile, if he is patient.
+                // If the sender is patient, it does not write the memory meanwhile.
                 if patient {
                     held.with(|_| ());
                 }

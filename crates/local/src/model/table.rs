@@ -1,4 +1,4 @@
-//! A table: who reads an entry reads the words of one publication.
+//! A table: a reader of an entry gets the words of one publication.
 
 use std::sync::Arc;
 
@@ -49,7 +49,8 @@ fn get(owned: &OwnedTable) -> EntryContents {
     owned.contents.get(Kind::Pair, INDEX, NAME)
 }
 
-/// A process looks at an entry without saying so, and then twice in some manner that is handed what it has found, while its owner takes the entry back, waits, and publishes it anew.
+/// A process reads an entry without an announcement. Then it calls `look` twice with an announcement, and
+/// hands it what it has found. Meanwhile the owner withdraws the entry, waits, and publishes it anew.
 fn run(look: fn(&OwnedTable, EntryContents)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(4);
@@ -102,7 +103,7 @@ fn who_remembers_an_entry_is_told_when_it_is_another() {
     });
 }
 
-/// Whoever finds an entry by its name finds a whole one.
+/// A look-up by name finds a whole entry.
 #[test]
 fn what_is_found_by_name_is_whole() {
     run(|owned, _| {

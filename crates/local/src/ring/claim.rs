@@ -1,9 +1,11 @@
-//! Memory of the producer's that a record speaks of, and which side may use it now.
+//! Memory of the producer that a record describes, and which side may use it now.
 //!
-//! Each such record has a word: its position, and one of five states. The consumer *claims* the memory before it reads there, and gives it up after that.
-//! The producer *withdraws* it when it has other plans for it: at once if it is not claimed, else when the consumer has given it up. A consumer that
-//! does not do so in time looks again after its reading, and finds that it had lost its right. The bytes that it has read are void then. Both sides speak only by
-//! exchanges of this one word; since it holds the position, a late one does nothing to a later record.
+//! Each such record has a word: its position, and one of five states. The consumer *claims* the memory before
+//! it reads there, and gives it up after that. The producer *withdraws* the memory when it needs it: at once
+//! if it is not claimed, else when the consumer has given it up. A consumer that does not do so in time looks
+//! again after its reading, and finds the loan revoked. The bytes that it has read are void then. Both sides
+//! communicate only by exchanges of this one word. The word holds the position, so an exchange that comes
+//! late does not change a later record's word.
 
 use crate::sync::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use crate::view::View;

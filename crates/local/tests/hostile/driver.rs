@@ -1,4 +1,4 @@
-//! Both sides of a segment, and somebody who writes what he likes to any word of it.
+//! Both sides of a segment, and a hostile process that writes anything to any word of it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};

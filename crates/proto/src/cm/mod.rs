@@ -1,16 +1,19 @@
-//! Connection management of InfiniBand and RoCE (volume 1, chapter 12), as the Linux kernel does it below rdma_cm.
+//! Connection management of InfiniBand and RoCE (volume 1, chapter 12), as the Linux kernel does it below
+//! rdma_cm.
 //!
-//! A [`Manager`] keeps all connections of a program. Bytes of management datagrams and the time go in, datagrams and
-//! events come out:
+//! A [`Manager`] keeps all connections of a program. Bytes of management datagrams and the time go in,
+//! datagrams and events come out:
 //!
-//! * [`Manager::receive`] takes a datagram of the communication management class, with who sent it. `P` says who a peer
-//!   is: two messages of one adapter come from equal peers, so an address, and not the port of a socket.
-//! * After every call, [`Manager::poll_transmit`] and [`Manager::poll_event`] give what there is to send and to tell,
-//!   until they give nothing; and [`Manager::handle_timeout`] is to be called at [`Manager::deadline`].
+//! * [`Manager::receive`] takes a datagram of the communication management class, with who sent it. `P` says
+//! who a peer is: two messages of one adapter come from equal peers, so an address, and not the port of a
+//! socket.
+//! * After every call, [`Manager::poll_transmit`] and [`Manager::poll_event`] give what there is to send and
+//! to tell, until they give nothing; and [`Manager::handle_timeout`] is to be called at
+//! [`Manager::deadline`].
 //!
-//! A connection is known by its local communication ID. The messages themselves carry the parameters, so calls and
-//! events have the structures of [`adverb_wire::ib::cm`]; what the manager knows better (communication IDs, the
-//! adapter's GUID) it fills in itself, whatever the caller put there.
+//! A connection is known by its local communication ID. The messages themselves carry the parameters, so
+//! calls and events have the structures of [`adverb_wire::ib::cm`]; what the manager knows better
+//! (communication IDs, the adapter's GUID) it fills in itself, whatever the caller put there.
 //!
 //! ```text
 //! active                                       passive
@@ -27,12 +30,14 @@
 //! Event::DatagramReply    <-- SIDR_REP --      answer(SIDR_REP)
 //! ```
 //!
-//! A connection ends with exactly one of [`Event::Rejected`], [`Event::TimedOut`], [`Event::Disconnected`] and
-//! [`Event::DatagramReply`], or with a call of [`Manager::reject`], [`Manager::answer`] or [`Manager::destroy`].
-//! [`Event::TimewaitExit`] may follow; until then its queue pair must not be used again.
+//! A connection ends with exactly one of [`Event::Rejected`], [`Event::TimedOut`], [`Event::Disconnected`]
+//! and [`Event::DatagramReply`], or with a call of [`Manager::reject`], [`Manager::answer`] or
+//! [`Manager::destroy`]. [`Event::TimewaitExit`] may follow; until then its queue pair must not be used
+//! again.
 //!
-//! What the other side can make the manager keep is bounded: connections by [`Config::max_connections`], unanswered
-//! requests by the backlog of their service, which its peers share out, and answers that may have to be given again by a constant.
+//! What the other side can make the manager keep is bounded: connections by [`Config::max_connections`],
+//! unanswered requests by the backlog of their service, which its peers share out, and answers that may have
+//! to be given again by a constant.
 
 mod active;
 mod connection;
@@ -54,23 +59,25 @@ use connection::{Answer, Connection, Kind, Listener, Remote, State};
 
 /// How often rdma_cm sends a message again: the value for [`Req::max_cm_retries`].
 pub const MAX_RETRIES: u8 = 15;
-/// How long rdma_cm takes to answer, as in [`adverb_wire::ib::cm::interval`]: about four seconds. The value for
-/// [`Req::local_response_timeout`] and [`Req::remote_response_timeout`].
+/// How long rdma_cm takes to answer, as in [`adverb_wire::ib::cm::interval`]: about four seconds. The value
+/// for [`Req::local_response_timeout`] and [`Req::remote_response_timeout`].
 pub const RESPONSE_TIMEOUT: u8 = 20;
 /// How long MRA says that a program may take, as in [`interval`]: about a minute.
 const SERVICE_TIMEOUT: u8 = 24;
 /// The shortest time that a peer may ask to wait for its answer: about 70 milliseconds.
 const SHORTEST_INTERVAL: u8 = 14;
-/// The longest time that a peer may ask to wait for its answer or to keep a released connection: about nine seconds.
+/// The longest time that a peer may ask to wait for its answer or to keep a released connection: about nine
+/// seconds.
 const LONGEST_INTERVAL: u8 = 21;
-/// How long an answer of the peer is awaited in all, where the peer has said how often and at what pauses it wants to be asked: as long as
-/// it takes with rdma_cm's own choice. With its longest ones a peer could have this side wait for many minutes.
+/// How long an answer of the peer is awaited in all, where the peer has said how often and at what pauses it
+/// wants to be asked: as long as it takes with rdma_cm's own choice. With its longest ones a peer could have
+/// this side wait for many minutes.
 // ROCE-40
 const PEER_TIMEOUT: Duration = Duration::from_secs(69);
 /// Answers that are kept in order to be given again.
 // ROCE-40
 const MAX_ANSWERS: usize = 128;
-/// How long they are kept: as long as a peer may ask again, who has got MRA.
+/// How long they are kept: as long as a peer that got an MRA may repeat its request.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(20 * 60);
 
 /// What a manager is made for.
@@ -88,7 +95,8 @@ pub struct Config {
     pub max_connections: usize,
     /// How long a service that nobody offers is asked for again, instead of telling that it was refused.
     ///
-    /// Some programs tell their client to connect and only then listen, and rely on the time that an adapter's driver takes.
+    /// Some programs tell their client to connect and only then listen, and rely on the time that an
+    /// adapter's driver takes.
     pub patience: Duration,
 }
 
@@ -140,7 +148,8 @@ pub enum Event<P> {
         /// The connection, which is forgotten now.
         connection: u32,
     },
-    /// Passive: a peer asks for the queue pair of a datagram service. To be answered with [`Manager::answer`].
+    /// Passive: a peer asks for the queue pair of a datagram service. To be answered with
+    /// [`Manager::answer`].
     DatagramRequest {
         /// Stands for the request until it is answered.
         connection: u32,
@@ -158,9 +167,10 @@ pub enum Event<P> {
     },
 }
 
-/// The queue pairs of a connection that a message calls stale: it comes from the peer's queue pair, for another connection.
+/// The queue pairs of a connection that a message calls stale: it comes from the peer's queue pair, for
+/// another connection.
 ///
-/// Nothing in such a message is secret. So whoever sends it may be somebody else than the peer.
+/// Nothing in such a message is secret. So a process other than the peer may have sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StaleClaim {
     /// Our queue pair of the connection.
@@ -181,7 +191,7 @@ pub enum Error {
     /// The connection is in no state for this.
     #[error("the connection is in another state")]
     State,
-    /// Somebody listens already.
+    /// Another listener has this service.
     #[error("the service is in use")]
     InUse,
 }
@@ -197,7 +207,8 @@ pub enum IgnoreReason {
     State,
     /// There is no room for another connection or unanswered request. The peer will ask again.
     Full,
-    /// The claim that a connection is stale, which is not believed, or comes while the connection is about to end. The peer will ask again.
+    /// The claim that a connection is stale, which is not believed, or comes while the connection is about to
+    /// end. The peer will ask again.
     Doubted,
 }
 
@@ -255,17 +266,17 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
-    /// This manager with peers in groups, which share out the backlog of a service. The members of a group share out its part.
-    /// `group` gives two peers for a peer: one stands for its whole group, and one for the member of the group that it is.
-    /// Holds for services that are listened for afterwards.
+    /// This manager with peers in groups, which share out the backlog of a service. The members of a group
+    /// share out its part. `group` gives two peers for a peer: one stands for its whole group, and one for
+    /// the member of the group that it is. Holds for services that are listened for afterwards.
     #[must_use]
     pub fn grouped(self, group: fn(P) -> [P; 2]) -> Manager<P> {
         Manager { group, ..self }
     }
 
-    /// Takes requests for a service, as many unanswered ones as `backlog` at a time, at least one. Both REQ and SIDR_REQ
-    /// are requests. Where there are so many, a peer that has fewer than another takes the place of that one's oldest: this is refused, and an answer
-    /// of the program's comes too late.
+    /// Takes requests for a service, as many unanswered ones as `backlog` at a time, at least one. Both REQ
+    /// and SIDR_REQ are requests. Where there are so many, a peer that has fewer than another takes the place
+    /// of that one's oldest: this is refused, and an answer of the program's comes too late.
     pub fn listen(&mut self, service_id: u64, backlog: usize) -> Result<(), Error> {
         if self.listeners.contains_key(&service_id) {
             return Err(Error::InUse);
@@ -279,15 +290,18 @@ impl<P: Copy + Ord> Manager<P> {
         self.listeners.remove(&service_id);
     }
 
-    /// Takes a datagram of the communication management class. Each claim that a connection is stale is believed, as between adapters.
+    /// Takes a datagram of the communication management class. Each claim that a connection is stale is
+    /// believed, as between adapters.
     pub fn receive(&mut self, bytes: &[u8], from: P, now: Duration) -> Result<(), IgnoreReason> {
         self.receive_if(bytes, from, now, &|_| true)
     }
 
-    /// Takes a datagram as [`Manager::receive`] does, where the caller may know better than a message whether a connection still stands.
+    /// Takes a datagram as [`Manager::receive`] does, where the caller may know better than a message whether
+    /// a connection still stands.
     ///
-    /// The manager calls `believes` before it releases a connection that the message calls stale. If the answer is no, the message has no
-    /// effect, and no answer: a genuine one comes again, and is served once the old connection has ended.
+    /// The manager calls `believes` before it releases a connection that the message calls stale. If the
+    /// answer is no, the message has no effect, and no answer: a genuine one comes again, and is served once
+    /// the old connection has ended.
     pub fn receive_if(
         &mut self,
         bytes: &[u8],

@@ -1,13 +1,14 @@
 //! InfiniBand's transport: requester and responder of RC and UC, and UD.
 //!
-//! A connected queue pair is a [`Requester`] and a [`Responder`] that share nothing, so each may live under its own
-//! lock. Packets of the peer go to one of them: acknowledgements and the responses to reads and atomics to the
-//! requester ([`goes_to_requester`]), everything else to the responder. Whoever calls them has found the queue pair,
-//! and has checked its state, the service, the P_Key, the peer's address and the invariant CRC.
+//! A connected queue pair is a [`Requester`] and a [`Responder`] that share nothing, so each may live under
+//! its own lock. Packets of the peer go to one of them: acknowledgements and the responses to reads and
+//! atomics to the requester ([`goes_to_requester`]), everything else to the responder. The caller has found
+//! the queue pair, and has checked its state, the service, the P_Key, the peer's address and the invariant
+//! CRC.
 //!
-//! Both ask their user, through [`RequesterHost`] and [`ResponderHost`], to move bytes and to complete requests, and
-//! say by `poll_transmit` what goes out: headers in a buffer, and which payload belongs behind them. How fast packets
-//! may go out is for a [`Window`], shared by all queue pairs with one peer.
+//! Both ask their user, through [`RequesterHost`] and [`ResponderHost`], to move bytes and to complete
+//! requests, and say by `poll_transmit` what goes out: headers in a buffer, and which payload belongs behind
+//! them. How fast packets may go out is for a [`Window`], shared by all queue pairs with one peer.
 
 mod datagram;
 pub mod psn;
@@ -40,8 +41,8 @@ pub enum Service {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Extended reliable connection (annex A14): a connection in one direction, whose messages name the shared receive queue that they
-    /// are for. One end has only a requester, the other only a responder.
+    /// Extended reliable connection (annex A14): a connection in one direction, whose messages name the
+    /// shared receive queue that they are for. One end has only a requester, the other only a responder.
     Xrc,
 }
 

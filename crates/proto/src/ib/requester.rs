@@ -1,9 +1,10 @@
-//! The requester of a connected queue pair: requests into packets, and what comes back (volume 1, sections 9.7.3 to
-//! 9.7.7 for RC, 9.8.2 for UC).
+//! The requester of a connected queue pair: requests into packets, and what comes back (volume 1, sections
+//! 9.7.3 to 9.7.7 for RC, 9.8.2 for UC).
 //!
-//! Each request takes consecutive packet sequence numbers, a read one for each packet of its response. What has been
-//! sent and not been answered is remembered as a range of these numbers. When something is lost, sending simply begins
-//! anew at the oldest number without an answer ("go back n"), so there is one cursor and no list of packets.
+//! Each request takes consecutive packet sequence numbers, a read one for each packet of its response. What
+//! has been sent and not been answered is remembered as a range of these numbers. When something is lost,
+//! sending simply begins anew at the oldest number without an answer ("go back n"), so there is one cursor
+//! and no list of packets.
 
 mod receive;
 mod recovery;
@@ -38,14 +39,16 @@ pub struct RequesterOptions {
     pub timeout: u8,
     /// How often something is repeated without progress.
     pub retry_count: u8,
-    /// How often something is repeated when the responder is not ready; [`super::timer::RETRY_FOREVER`]: without a limit.
+    /// How often something is repeated when the responder is not ready; [`super::timer::RETRY_FOREVER`]:
+    /// without a limit.
     pub rnr_retry: u8,
     /// Most reads and atomics outstanding. Zero counts as one: the responder will refuse it.
     pub max_reads: u8,
     /// Most requests that are entered and not complete.
     pub room: u32,
-    /// A longer read goes out as several read requests of at most this many bytes (rounded down to whole packets), so
-    /// that the responses come at the pace of the window. On the wire and to the responder they are separate reads.
+    /// A longer read goes out as several read requests of at most this many bytes (rounded down to whole
+    /// packets), so that the responses come at the pace of the window. On the wire and to the responder they
+    /// are separate reads.
     pub read_chunk: u32,
 }
 
@@ -103,8 +106,8 @@ pub struct Feedback {
     pub rewound: u32,
     /// Trouble.
     pub loss: Loss,
-    /// A request has failed. The queue pair is in error; nothing more comes from this requester, and the requests
-    /// behind the failed one are the user's to flush.
+    /// A request has failed. The queue pair is in error; nothing more comes from this requester, and the
+    /// requests behind the failed one are the user's to flush.
     pub failed: bool,
     /// [`Requester::suspend`] has been asked for and everything begun is complete. Said once.
     pub drained: bool,
@@ -164,7 +167,8 @@ pub struct Requester {
     progress: Duration,
     /// When something was last heard or probed for.
     heard: Duration,
-    /// What is heard, and what is sent first, has the time of a clock that lags: it counts from when a deadline is first looked at.
+    /// What is heard, and what is sent first, has the time of a clock that lags: it counts from when a
+    /// deadline is first looked at.
     clock_lags: bool,
     /// The timers have been started since a deadline was last looked at.
     restarted: bool,
@@ -231,8 +235,8 @@ impl Requester {
     /// Enters a request, in the order of posting. Its service must have the operation: of UC, Send and Write.
     ///
     /// # Panics
-    /// If the last one had a larger sequence number, or there is a [run](Requester::runs) (with debug assertions). If the service does not have the operation,
-    /// when it is to be sent.
+    /// If the last one had a larger sequence number, or there is a [run](Requester::runs) (with debug
+    /// assertions). If the service does not have the operation, when it is to be sent.
     #[inline]
     pub fn push(&mut self, request: Request) {
         debug_assert!(self.entries.back().is_none_or(|last| last.request.sequence < request.sequence));
@@ -274,13 +278,13 @@ impl Requester {
         self.options.mtu = mtu;
     }
 
-    /// Times other than those of [`Requester::handle_timeout`] are of a clock that lags, by who knows how much, from now on.
+    /// From now on, `now` may be older than the true time, except in [`Requester::handle_timeout`].
     pub fn set_clock_lags(&mut self) {
         self.clock_lags = true;
     }
 
-    /// The responder answers reads of more than `longest` bytes by saying where they are: nothing that changes memory is sent behind such a read
-    /// before it is answered. Of reads that are sent from now on.
+    /// The responder answers reads of more than `longest` bytes by saying where they are: nothing that
+    /// changes memory is sent behind such a read before it is answered. Of reads that are sent from now on.
     // PRACTICE-ORDER-2
     pub fn set_longest_overtaken(&mut self, longest: u32) {
         self.longest_overtaken = longest;
@@ -305,7 +309,8 @@ impl Requester {
         self.cursor.psn != self.oldest
     }
 
-    /// Packets without an answer of requests that are entered, whether they have been sent or not; modulo the sequence numbers that there are.
+    /// Packets without an answer of requests that are entered, whether they have been sent or not; modulo the
+    /// sequence numbers that there are.
     #[inline]
     pub fn unanswered(&self) -> u32 {
         psn::distance(self.oldest, self.assigned)
@@ -329,7 +334,8 @@ impl Requester {
         self.cursor.index < self.entries.len()
     }
 
-    /// The next request that is entered goes out at once, if the sequence numbers allow it: all before it have been sent, and nothing holds it back.
+    /// The next request that is entered goes out at once, if the sequence numbers allow it: all before it
+    /// have been sent, and nothing holds it back.
     #[inline]
     pub fn is_clear(&self) -> bool {
         !self.has_unsent()
@@ -363,8 +369,8 @@ impl Requester {
         self.options = RequesterOptions { timeout, retry_count, rnr_retry, max_reads, ..self.options };
     }
 
-    /// Begins no more requests (state SQD). True if everything begun is already complete; otherwise a [`Feedback`]
-    /// will say so.
+    /// Begins no more requests (state SQD). True if everything begun is already complete; otherwise a
+    /// [`Feedback`] will say so.
     pub fn suspend(&mut self) -> bool {
         self.suspension = Suspension::Draining;
         self.drain()
@@ -375,8 +381,8 @@ impl Requester {
         self.suspension = Suspension::No;
     }
 
-    /// True when a suspended requester has become quiet, once. [`Feedback::drained`] says the same; of an unreliable
-    /// connection, ask after the last packet of a request.
+    /// True when a suspended requester has become quiet, once. [`Feedback::drained`] says the same; of an
+    /// unreliable connection, ask after the last packet of a request.
     pub fn drain(&mut self) -> bool {
         let quiet =
             self.suspension == Suspension::Draining && self.oldest == self.sent && !self.mid_message();
@@ -391,8 +397,8 @@ impl Requester {
         self.cursor.packet != 0
     }
 
-    /// Takes a packet of the peer; [`super::goes_to_requester`] must hold. What is no answer to anything outstanding
-    /// is ignored.
+    /// Takes a packet of the peer; [`super::goes_to_requester`] must hold. What is no answer to anything
+    /// outstanding is ignored.
     pub fn receive(&mut self, packet: &Packet<'_>, now: Duration, host: &mut impl RequesterHost) -> Feedback {
         let mut feedback = Feedback::default();
         if !self.failed && self.options.service.is_reliable() {
@@ -402,7 +408,8 @@ impl Requester {
         feedback
     }
 
-    /// Whether a packet of the peer answers something outstanding: only those can change anything but credits.
+    /// Whether a packet of the peer answers something outstanding: only those can change anything but
+    /// credits.
     pub fn expects(&self, packet: &Packet<'_>) -> bool {
         self.is_outstanding(packet.bth().psn())
     }
@@ -412,7 +419,8 @@ impl Requester {
         psn::distance(self.oldest, number) < psn::distance(self.oldest, self.sent)
     }
 
-    /// The peer acknowledges all packets up to `number`, without any limit of credits; it has said so beside something else.
+    /// The peer acknowledges all packets up to `number`, without any limit of credits; it has said so beside
+    /// something else.
     #[inline]
     pub fn acknowledged(&mut self, number: u32, now: Duration, host: &mut impl RequesterHost) -> Feedback {
         let mut feedback = Feedback::default();
@@ -428,8 +436,9 @@ impl Requester {
         feedback
     }
 
-    /// Starts the timers: something was heard, or the first packet goes out. Never back: whoever says so may have read the clock, and been kept
-    /// from its processor, long before others did; timers in the past would run out at once, again and again.
+    /// Starts the timers: something was heard, or the first packet goes out. Never moves a timer back: the
+    /// calling thread may have read the clock long before another thread did, and timers in the past would
+    /// run out at once, again and again.
     #[inline]
     fn restart(&mut self, now: Duration) {
         self.progress = self.progress.max(now);

@@ -1,9 +1,10 @@
 //! The congestion window towards one peer: how much may be in flight to it.
 //!
-//! All queue pairs with one peer process share a socket buffer there, often of no more than 50 packets, so they share
-//! a window, too. It starts small and grows as acknowledgements arrive, twofold in a round trip at first, by a packet in
-//! a round trip later; it halves when a packet was lost or met congestion, and falls to the least when nothing comes
-//! back any more. It reacts to trouble at most once in a round trip, for one burst of losses is one event.
+//! All queue pairs with one peer process share a socket buffer there, often of no more than 50 packets, so
+//! they share a window, too. It starts small and grows as acknowledgements arrive, twofold in a round trip at
+//! first, by a packet in a round trip later; it halves when a packet was lost or met congestion, and falls to
+//! the least when nothing comes back any more. It reacts to trouble at most once in a round trip, for one
+//! burst of losses is one event.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use super::requester::{Feedback, Loss};
 const UNIT: u32 = 4096 + PACKET_COST;
 /// The size of the window at the start.
 const INITIAL: u32 = 8 * UNIT;
-/// Up to here it grows twofold in a round trip at first: short of what a socket buffer of the usual size holds, or the
-/// first overshoot alone would lose as much again.
+/// Up to here it grows twofold in a round trip at first: short of what a socket buffer of the usual size
+/// holds, or the first overshoot alone would lose as much again.
 const INITIAL_THRESHOLD: u32 = 32 * UNIT;
 /// The size of the window after a timeout.
 const LEAST: u32 = 2 * UNIT;
@@ -114,7 +115,8 @@ impl Window {
         }
     }
 
-    /// What was in flight is so no more, without having arrived: it is sent again, or its queue pair is gone.
+    /// Packets are no longer in flight, and have not arrived: they are sent again, or their queue pair is
+    /// gone.
     pub fn released(&mut self, cost: u32) {
         self.in_flight = self.in_flight.saturating_sub(cost);
     }

@@ -41,7 +41,7 @@ impl Link {
         feedback.failed
     }
 
-    /// What is not answered fails as if it had been repeated in vain.
+    /// The oldest unanswered request fails with the status of exhausted retries.
     #[cold]
     pub(super) fn give_up(&mut self, endpoint: &Endpoint, mut turn: Turn) -> Turn {
         if let Some(requester) = &mut *self.requester
@@ -93,8 +93,8 @@ impl Link {
         }
     }
 
-    /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
-    /// `ready`: others that may send now.
+    /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program
+    /// is to be told when it is there. `ready`: others that may send now.
     pub(crate) fn stop(
         &mut self,
         endpoint: &Endpoint,

@@ -21,11 +21,13 @@ use adverb_wire::ib::packet::Packet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
+/// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters
+/// use about this).
 const NOTIFICATION_PAUSE: Duration = Duration::from_micros(50);
 
 impl Link {
-    /// Counts, logs and reports what has become of a request of the peer. `is_told`: the log knows already what is wrong with it.
+    /// Counts, logs and reports what has become of a request of the peer. `is_told`: the log knows already
+    /// what is wrong with it.
     pub(super) fn note(&mut self, endpoint: &Endpoint, verdict: Verdict, is_told: bool) {
         let queues = &endpoint.queues;
         let counters = queues.counters;
@@ -57,7 +59,8 @@ impl Link {
         }
     }
 
-    /// Takes in a packet, whose service and partition are right. `has_work`: the program has posted what is not entered yet.
+    /// Takes in a packet, whose service and partition are right. `has_work`: the program has posted what is
+    /// not entered yet.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -110,7 +113,7 @@ impl Link {
             let Some(requester) = &mut *self.requester else { return taken };
             let is_expected = requester.expects(packet);
             let near = self.location.near();
-            // What comes from this host beside an acknowledgement may say for how long to wait.
+            // Within a host, packets other than acknowledgements may start a timer: reads the clock.
             let now = if near.is_some() { time::now() } else { now };
             let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere, near });
             elsewhere.finish();
@@ -205,7 +208,8 @@ impl Link {
         Some(taken)
     }
 
-    /// Carries out a request of the peer, whose payload may lie `elsewhere`. Nothing has happened where it is postponed.
+    /// Carries out a request of the peer, whose payload may lie `elsewhere`. Nothing has happened where it is
+    /// postponed.
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "what a packet comes with, and what it brings")]
     fn serve(
@@ -219,7 +223,8 @@ impl Link {
         taken: &mut PacketEffect,
     ) -> Verdict {
         let queues = &endpoint.queues;
-        // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
+        // From here on, a thread that sends by another queue pair of the lane waits for this lock, and
+        // acknowledges first. So a reply to these bytes cannot leave before the acknowledgement.
         // PRACTICE-ORDER-1
         if packet.bth().ack_request() && self.responder.is_next(packet) {
             endpoint.delay_ack();

@@ -51,7 +51,8 @@ impl PeerLocation {
         self.near().map(Near::carrier).unwrap_or_default()
     }
 
-    /// Whether packets that come by the network from this UDP port may be the peer's. Kernels and adapters send from whatever port they like.
+    /// Whether packets that come by the network from this UDP port may be the peer's. Kernels and adapters
+    /// send from whatever port they like.
     pub(super) fn admits(&self, port: u16) -> bool {
         match self {
             Self::Sought => true,
@@ -81,7 +82,8 @@ impl Link {
         matches!(self.location, PeerLocation::Sought) && number == self.destination
     }
 
-    /// The peer's process is on this host: packets go there from now on, and as little as possible by packets.
+    /// The peer's process is on this host: packets go there from now on, and as little as possible by
+    /// packets.
     pub(crate) fn meets(&mut self, queues: &Queues, mut near: Near) {
         near.permit(self.permitted, self.reads);
         self.receives = Reader::new(&queues.engine.keys);
@@ -106,7 +108,8 @@ impl Link {
         self.location.near()
     }
 
-    /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others that may send now.
+    /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others
+    /// that may send now.
     ///
     /// # Errors
     /// When the path leads nowhere.
@@ -134,7 +137,7 @@ impl Link {
         Ok(moved)
     }
 
-    /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
+    /// Packets take this way from now on; packets in flight count in the window of the new destination.
     pub(super) fn go_by(&mut self, endpoint: &Endpoint, route: Route, ready: &mut Vec<Arc<Endpoint>>) {
         self.packet_route = endpoint.lane.packet_route(route);
         let peer = endpoint.net.peers.of(route.destination, route.port);
@@ -178,7 +181,8 @@ pub(super) fn marked(mut route: Route, reliable: bool) -> Route {
     route
 }
 
-/// The flow that packets last came by, with its CRC, and the identification that the next one is expected to have.
+/// The flow that packets last came by, with its CRC, and the identification that the next one is expected to
+/// have.
 pub(super) struct Incoming {
     pub(super) flow: Flow,
     pub(super) crc: FlowCrc,

@@ -49,7 +49,7 @@ impl Link {
                 break;
             }
             if work.opcode.is_local() {
-                // What was posted before may still be sent again, out of the memory that the key opens.
+                // An earlier request may still be retransmitted from memory of this key.
                 // IB-RC-REQ-54, IB-QP-46
                 if !queues.send.is_oldest(work.sequence) {
                     break;
@@ -98,7 +98,8 @@ impl Link {
         !self.near().is_some_and(Near::has_begun) && self.requester.as_ref().is_none_or(Requester::is_idle)
     }
 
-    /// Carries out what has been posted, as far as it needs no packet and nothing is before it. `busy`: by the kernel's copy, too.
+    /// Carries out what has been posted, as far as it needs no packet and nothing is before it. `busy`: by
+    /// the kernel's copy, too.
     #[inline]
     pub(crate) fn carry_out(
         &mut self,
@@ -187,7 +188,8 @@ impl Link {
                 break;
             }
             let Some(requester) = &mut *self.requester else { break };
-            // Nobody would tell that a message has found no receive: the packet that takes one leaves when there is one ([`crate::pace`]).
+            // Nobody would tell that a message has found no receive: the packet that takes one leaves when
+            // there is one ([`crate::pace`]).
             let begins = counts_receives && room > 0 && requester.is_to_take_receive();
             let has_begun = begins && self.peer.begin();
             let waits = room == 0 || begins && !has_begun;
@@ -221,7 +223,7 @@ impl Link {
                     if let PeerLocation::Near(near) = &mut self.location {
                         near.note_payload(queues, &work, source.length, outbound.repeated);
                     }
-                    // What is sent again may be what the receiver could not read.
+                    // The receiver may have failed to read payload that is sent again.
                     let look = outbound.repeated;
                     sink.add_payload(
                         queues,
@@ -272,7 +274,8 @@ impl Link {
             turn.more = false;
         }
         queues.counters.tx_frames.add(sent);
-        // Without acknowledgements nothing else will say that a request about keys, which waited for those before it, can be carried out.
+        // Without acknowledgements nothing else will say that a request about keys, which waited for those
+        // before it, can be carried out.
         turn.more |= !self.reliable
             && !turn.stopped
             && queues.state() == State::Rts

@@ -1,6 +1,7 @@
-//! The straight way of most messages between processes of one host: a Send of one packet, with nothing before it that waits. It goes from the post to the
-//! peer's process, and from there into its receive, and no headers are written on the way ([`Straight`]). Requester and responder count it all the same.
-//! So whatever is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
+//! The straight way of most messages between processes of one host: a Send of one packet, with nothing before
+//! it that waits. It goes from the post to the peer's process, and from there into its receive, and no
+//! headers are written on the way ([`Straight`]). Requester and responder count it all the same. So whatever
+//! is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
 
 use super::requesting::Requesting;
 use super::{ACKNOWLEDGE_EVERY, Link, PacketEffect, PeerLocation};
@@ -55,7 +56,8 @@ impl Head for Counting<'_> {
 }
 
 impl Link {
-    /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
+    /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock.
+    /// `follows`: the peer sleeps, and this thread alone is told; it is to ring.
     #[inline(always)]
     pub(crate) fn post_straight(
         &mut self,
@@ -75,7 +77,8 @@ impl Link {
         near.post(endpoint, cursor, request, head)
     }
 
-    /// Whether messages that come straight may be taken in as such, as far as that does not depend on each of them.
+    /// Whether messages that come straight may be taken in as such, as far as that does not depend on each of
+    /// them.
     #[inline(always)]
     pub(crate) fn takes_straight(&self) -> bool {
         self.service == Service::Rc
@@ -85,8 +88,10 @@ impl Link {
             && !(watch::packets() && watch::frames())
     }
 
-    /// Takes in such a message, if it comes next, nothing on this side is under way or has failed, and there is a receive with room
-    /// for it. False: it is still to be taken in, as a packet. `has_work`: whether the program has posted what is not entered yet. `taken`: what this and the messages before it have brought.
+    /// Takes in such a message, if it comes next, nothing on this side is under way or has failed, and there
+    /// is a receive with room for it. False: it is still to be taken in, as a packet. `has_work`: whether the
+    /// program has posted what is not entered yet. `taken`: what this and the messages before it have
+    /// brought.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "it is a part of its only caller's loop")]
     pub(crate) fn receive_straight(
@@ -103,15 +108,17 @@ impl Link {
             return false;
         }
         let queues = &*endpoint.queues;
-        // The order is that of all packets: first the acknowledgement, then the note of the pending answer, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
-        // packets does the first two once more, without effect.
+        // As for every packet: first the acknowledgement, then the note of the pending answer, then the
+        // bytes, which the program may poll. If this function gives up, the packet path repeats the first two
+        // without effect.
         if let Some(number) = straight.acknowledged {
             self.take_acknowledgement(endpoint, number, has_work, now, sweep, taken);
             if taken.failed {
                 return true;
             }
         }
-        // What the program sends by another queue pair, once it sees what this message brings, waits for the lock.
+        // From here on, a thread that sends by another queue pair of the lane waits for this lock, and
+        // acknowledges first. So a reply to these bytes cannot leave before the acknowledgement.
         // PRACTICE-ORDER-1
         endpoint.delay_ack();
         let Some(work) = queues.take_receive() else { return false };
@@ -120,7 +127,7 @@ impl Link {
             observer::straight(Direction::From(self.packet_route.route.destination), straight, None);
         }
         if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
-            // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
+            // The packet path takes the same receive, finds the same, and tells the peer and the program.
             self.responder.give_receive(work.room);
             self.taken = Some(work);
             return false;

@@ -1,4 +1,5 @@
-//! The management datagrams of a vendor class of ours: questions and answers about where a queue pair lives, marks, and their echoes.
+//! The management datagrams of a vendor class of ours: questions and answers about where a queue pair lives,
+//! marks, and their echoes.
 
 use super::Place;
 use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
@@ -67,13 +68,14 @@ pub(crate) struct Message {
     pub(crate) transaction: u64,
     pub(super) number: u32,
     pub(crate) port: u16,
-    /// What may be in flight, in the unit of the congestion window (zero: nothing is said); of the echo of a mark, how many receives are left.
+    /// What may be in flight, in the unit of the congestion window (zero: nothing is said); of the echo of a
+    /// mark, how many receives are left.
     pub(crate) room: u32,
     /// The queue pair that asks, or 0.
     pub(super) asker: u32,
     /// The number of the host, as in [`Place::host`].
     pub(super) host: u64,
-    /// The answer of somebody who does not know the question.
+    /// The answer says that the method is unknown.
     pub(super) refused: bool,
 }
 

@@ -45,10 +45,11 @@ impl Questions {
 /// The kind of process at an address, as far as questions show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
-    /// Somebody has answered. One queue pair of which nobody knows does not make them silent: the first datagram to another
-    /// one would go by port 4791, and the next one, which goes where that lives, overtake it.
+    /// An adverb there has answered. One unanswered question about an unknown queue pair does not change
+    /// that. Otherwise the first datagram to another queue pair would go by port 4791, and the next one,
+    /// which goes where that lives, would overtake it.
     Answering,
-    /// Nobody there answers: nothing waits for an answer from there.
+    /// No adverb there answers: nothing waits for an answer from there.
     Silent,
 }
 
@@ -69,12 +70,12 @@ impl Answers {
         self.standings.get(&address) == Some(Standing::Silent)
     }
 
-    /// Somebody there has answered.
+    /// An adverb there has answered.
     pub(super) fn has_answered(&mut self, address: IpAddr) {
         self.standings.insert(address, Standing::Answering);
     }
 
-    /// Nobody there has answered a question. Only the second question in a row without an answer makes it silent.
+    /// A question got no answer from there. Only the second one in a row makes the address silent.
     pub(super) fn missed_answer(&mut self, address: IpAddr) {
         if self.standings.get(&address) == Some(Standing::Answering) {
             self.standings.remove(&address);
@@ -83,7 +84,7 @@ impl Answers {
         }
     }
 
-    /// Whoever is there does not know our questions.
+    /// The host there does not know this protocol (a kernel or an adapter).
     pub(super) fn set_silent(&mut self, address: IpAddr) {
         self.standings.insert(address, Standing::Silent);
     }
@@ -95,7 +96,8 @@ pub(super) struct Question {
     pub(super) local: IpAddr,
     pub(super) peer: SocketAddr,
     pub(super) lane: Weak<Lane>,
-    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if nobody answers.
+    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if
+    /// nobody answers.
     pub(super) askers: Vec<u32>,
     pub(super) asked: usize,
     pub(super) hurries: u32,

@@ -1,5 +1,5 @@
-//! Requests that whoever holds UDP port 4791 may not hand over, because the port that they ask for is held by a process of another
-//! user. It passes the question on where that process lives; the process tells the sender, who then asks there.
+//! Requests for a service port of another user's process. The holder of UDP port 4791 may not forward them.
+//! It passes on the question where that process lives. The process tells the sender, which then asks there.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -40,7 +40,8 @@ pub(super) fn transaction_of(mad: &[u8; MAD_LEN]) -> Option<u64> {
     Some(Mad::parse(mad)?.header.transaction_id.get())
 }
 
-/// Tells senders of requests at which UDP port this process hears requests. Any user's process can name a sender, so there is a limit. Thread-safe.
+/// Tells senders of requests at which UDP port this process hears requests. Any user's process can name a
+/// sender, so there is a limit. Thread-safe.
 pub(crate) struct Notifier(Limit);
 
 impl Default for Notifier {
@@ -119,7 +120,8 @@ mod tests {
         assert_eq!(name_of(&Message::from(Rtu::default()).to_mad(1).to_bytes()), None);
     }
 
-    /// Another user's process that has this one send notices to an address gets only so many sent there, and hardly any other address has fewer.
+    /// Another user's process that has this one send notices to an address gets only so many sent there, and
+    /// hardly any other address has fewer.
     #[test]
     fn notices_to_an_address_have_a_limit() {
         let notifier = Notifier::default();

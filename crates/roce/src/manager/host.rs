@@ -34,7 +34,8 @@ impl ManagerHost for Net {
     }
 
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
-        // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own socket. It goes first.
+        // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own
+        // socket. It goes first.
         // PRACTICE-ORDER-1
         let comes_back = self.owner_here(peer, mad).filter(|_| self.gate.is_held());
         if comes_back.is_some()
@@ -47,7 +48,8 @@ impl ManagerHost for Net {
     }
 
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
-        // Nobody repeats it: the holder of port 4791 may exit at the same time, with the message in its socket.
+        // Nobody repeats it: the holder of port 4791 may exit at the same time, with the message in its
+        // socket.
         self.send_beside(self.owner_here(peer, mad), local, peer, mad);
     }
 
@@ -78,7 +80,8 @@ impl ManagerHost for Net {
 }
 
 impl Net {
-    /// The block of queue pair numbers whose process a datagram is for, if it goes to port 4791 of this host and is for another process than this one.
+    /// The block of queue pair numbers whose process a datagram is for, if it goes to port 4791 of this host
+    /// and is for another process than this one.
     fn owner_here(&self, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> Option<u16> {
         let Recipient::Block(block) = route(mad) else { return None };
         let is_here = matches!(peer.port(), 0 | PORT)
@@ -87,7 +90,8 @@ impl Net {
         is_here.then_some(block)
     }
 
-    /// Sends a datagram from process to process to the owner of a block, if there is one, or else by the network.
+    /// Sends a datagram from process to process to the owner of a block, if there is one, or else by the
+    /// network.
     fn send_beside(&self, owner: Option<u16>, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
         // Faults of the wire are the network's: there is no way beside it then.
         let owner = owner.filter(|_| wire::get().is_none());
@@ -99,8 +103,8 @@ impl Net {
         }
     }
 
-    /// The owner of a block has the datagram now: this process may end in the next instant, without an exit handler, and what it has refused or ended must
-    /// still be known.
+    /// The owner of a block has the datagram now: this process may end in the next instant, without an exit
+    /// handler, and what it has refused or ended must still be known.
     fn hand_over_at_once(&self, block: u16, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
         let interface = match peer {
             SocketAddr::V6(v6) => v6.scope_id(),
@@ -136,7 +140,8 @@ pub(crate) fn attach(net: &Arc<Net>) -> Arc<Manager> {
     manager
 }
 
-/// Takes the datagrams of connection management, and where this process holds UDP port 4791 passes on what is for another one.
+/// Takes the datagrams of connection management, and where this process holds UDP port 4791 passes on what is
+/// for another one.
 struct Receiver {
     net: Weak<Net>,
     manager: Arc<Manager>,
@@ -168,7 +173,8 @@ impl MadHandler for Receiver {
         match course {
             Course::Here => {
                 let peer = ManagerPeer::new(from.local, from.peer, from.scope);
-                // Nobody but another adverb sends to a port of our own, and it hears answers where it sends from.
+                // Nobody but another adverb sends to a port of our own, and it hears answers where it sends
+                // from.
                 let direct = (!from.handed_over && !holder).then_some(from.peer_port);
                 self.manager.receive(mad, peer, direct);
             }
@@ -212,7 +218,7 @@ impl Receiver {
                 names(service, &arrival).iter().any(|name| services.get(name).is_some())
             }
         };
-        // What nobody knows is looked for by connecting, which costs more than the datagram does.
+        // An unknown recipient is looked up by connect(2), which costs more than the datagram.
         if !is_known && !self.looks.allows(&from.peer, now) {
             return Course::Dropped;
         }
@@ -220,7 +226,7 @@ impl Receiver {
             Recipient::Here => false,
             Recipient::Block(block) => {
                 net.tell(block, HandoverKind::Management, &arrival)
-                    // Who lives, but takes nothing from us or not now, has the say all the same.
+                    // A process that is alive but does not take the datagram is still the recipient.
                     || Connection::open(&block_name(block)).is_ok()
             }
             Recipient::Service(service) => self.pass_to_service(service, &arrival),
@@ -238,7 +244,7 @@ impl Receiver {
         let Some(listener) = ports::choose(names.into_iter().filter_map(|name| self.contact(name))) else {
             return false;
         };
-        // Who does not keep up is asked again by the peer.
+        // If the listener's socket is full, the datagram is lost, and the peer repeats it.
         let _ = send(&listener);
         true
     }
@@ -284,7 +290,8 @@ mod tests {
         Message::from(request).to_mad(1).to_bytes()
     }
 
-    /// Who sends datagrams for nobody has us look for nobody so often, and not for each. For whom we know, nobody looks.
+    /// Who sends datagrams for nobody has us look for nobody so often, and not for each. For whom we know,
+    /// nobody looks.
     #[test]
     fn management_datagrams_for_nobody_cost_little() {
         adverb_core::engine::install(&[crate::FACTORY]);

@@ -108,7 +108,7 @@ impl Incoming {
             }
         };
         self.manager.pump();
-        // Who has given up needs no refusal.
+        // The peer may have given up: then the refusal is not needed.
         let _ = refused;
         Ok(())
     }

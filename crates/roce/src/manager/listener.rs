@@ -11,8 +11,8 @@ use adverb_core::inlet::Inlet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A port that is held. Requests for it that other processes hand over are taken from the beginning: they are refused until somebody
-/// listens.
+/// A port that is held. Requests for it that other processes hand over are taken from the beginning: they are
+/// refused until the program listens.
 pub(super) struct HeldPort {
     manager: Arc<Manager>,
     address: SocketAddr,
@@ -42,7 +42,7 @@ impl Reservation for HeldPort {
     fn listen(self: Box<Self>, _: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
         let Self { manager, address, options, mut inlets } = *self;
         if inlets.0.is_empty() {
-            // Shared by leave of somebody who may have gone; only one listens.
+            // The port is shared with a process that may have ended. Only one process listens.
             let exclusive = AddressOptions { reuse_address: false, ..options };
             let claim = Claim::new(address, &exclusive, &manager.addresses())?;
             inlets = Inlets::serve(&manager, claim.into_sockets())?;
@@ -136,7 +136,8 @@ impl AdmittedConnections {
 }
 
 impl Drop for Door {
-    /// The connections end, too: who has one keeps it, and would go on to ask here, though the port may be another process's by then.
+    /// The connections end, too. A process with a connection would keep it, and send requests here after the
+    /// port has another owner.
     fn drop(&mut self) {
         self.inlet.end();
         let admitted = lock(&self.admitted.0).take();

@@ -1,6 +1,7 @@
-//! The ports of rdma_cm's port spaces, which are numbers of InfiniBand's service IDs and not ports of the host. All processes of a network
-//! namespace share them: who holds a port listens on an abstract Unix socket named after port space, address and port. The holder of
-//! UDP 4791 hands a request for the port over through that socket.
+//! The ports of rdma_cm's port spaces, which are numbers of InfiniBand's service IDs and not ports of the
+//! host. All processes of a network namespace share them: the holder of a port listens on an abstract Unix
+//! socket named after port space, address and port. The holder of UDP 4791 hands a request for the port over
+//! through that socket.
 
 use crate::seqpacket::{Connection, Listener, Owner, name};
 use adverb_core::cm::{AddressOptions, PortSpace};
@@ -24,7 +25,8 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Holds a port; port 0 chooses one. `is_local` says whether an address is one of this host, and `locals` lists them.
+    /// Holds a port; port 0 chooses one. `is_local` says whether an address is one of this host, and `locals`
+    /// lists them.
     ///
     /// # Errors
     /// EADDRINUSE, EADDRNOTAVAIL, EMFILE.
@@ -90,8 +92,9 @@ fn failed(address: SocketAddr, error: &io::Error) -> Error {
     Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("holding {address}: {error}"))
 }
 
-/// Claims the names of an address, unless somebody holds one that overlaps. A wildcard holds the names of this host's addresses, too: a name in the
-/// abstract namespace is whoever's takes it first, and requests go to the best one.
+/// Claims the names of an address, unless a process holds one that overlaps. A wildcard holds the names of
+/// this host's addresses, too: the first process to bind a name in the abstract namespace has it, and
+/// requests go to the best name.
 fn claim_all(address: SocketAddr, options: &AddressOptions, locals: &[IpAddr]) -> io::Result<Vec<Listener>> {
     let (space, port) = (options.port_space, address.port());
     // A wildcard IPv6 address is one of IPv4, too, unless the program says otherwise.
@@ -144,9 +147,8 @@ pub(crate) fn names(space: PortSpace, address: SocketAddr) -> [Vec<u8>; 2] {
     [address, wildcard_of(address)].map(|address| socket_name(space, address))
 }
 
-/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do where all keep the rules; else our own
-/// user is preferred, and
-/// root to others.
+/// The listener that a request goes to, of those who listen for it, the best name first. Two users never do
+/// where all keep the rules; else our own user is preferred, and root to others.
 pub(crate) fn choose<C: std::ops::Deref<Target = Connection>>(
     listeners: impl Iterator<Item = C>,
 ) -> Option<C> {
@@ -198,7 +200,7 @@ mod tests {
         let taken = |host| Listener::bind(&socket_name(options.port_space, name_of(host))).is_err();
         assert_eq!(MOST_EXACT, 32, "SECURITY.md says so");
         assert_eq!((0..40).filter(|host| taken(*host)).count(), MOST_EXACT);
-        // Who keeps the rules takes none of the others either.
+        // adverb's own processes take none of the other names.
         let beside = Claim::new(name_of(39), &options, &locals);
         assert_eq!(errno(beside), libc::EADDRNOTAVAIL);
     }

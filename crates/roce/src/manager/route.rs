@@ -1,7 +1,7 @@
 //! Which process of the network namespace a management datagram of connection management is for.
 //!
-//! Requests name a service, that is a port that a process holds ([`super::ports`]). Everything else names our own communication ID,
-//! whose upper bits are the block of the process that chose it.
+//! Requests name a service, that is a port that a process holds ([`super::ports`]). Everything else names our
+//! own communication ID, whose upper bits are the block of the process that chose it.
 
 use super::ports;
 use adverb_core::cm::PortSpace;
@@ -19,7 +19,7 @@ pub(crate) enum Recipient {
     Block(u16),
     /// The process that serves this.
     Service(Service),
-    /// Nobody in particular: whoever has it answers.
+    /// No certain process: the process that has the datagram answers.
     Here,
 }
 
@@ -44,7 +44,8 @@ impl Service {
         adverb_wire::ib::cm::service_id(self.space as u32 as u16, self.port)
     }
 
-    /// The names of the sockets where a request that was sent to a local address may be handed over, best first.
+    /// The names of the sockets where a request that was sent to a local address may be handed over, best
+    /// first.
     pub(crate) fn names(self, mut local: SocketAddr) -> [Vec<u8>; 2] {
         local.set_port(self.port);
         ports::names(self.space, local)

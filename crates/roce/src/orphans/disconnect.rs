@@ -1,7 +1,7 @@
 //! Disconnect requests in the name of processes that are gone (IB-CM-47).
 //!
-//! They go to UDP port 4791 of the peer's host. If its holder is an adverb and has told where the peer's queue pair lives, they go there, too, since the
-//! holder may be of another user than the peer.
+//! They go to UDP port 4791 of the peer's host. If its holder is an adverb and has told where the peer's
+//! queue pair lives, they go there, too, since the holder may be of another user than the peer.
 
 use super::Entry;
 use crate::gsi::{Gsi, MadSource};
@@ -33,18 +33,19 @@ const PAUSES: [Duration; 6] = [
     Duration::from_millis(200),
     Duration::from_millis(300),
 ];
-/// How often a disconnect goes to where the peer is known to live.
-const ENOUGH: u32 = 2;
+/// Disconnect requests to one peer, once its UDP port is known.
+const MOST_DISCONNECTS: u32 = 2;
 
-/// A peer that is to hear it.
+/// A peer that is to get a disconnect request.
 struct Peer<'a> {
     entry: &'a Entry,
-    /// The UDP port that the peer lives behind, and how often it was told there.
+    /// The UDP port that the peer lives behind, and how many requests were sent there.
     port: Option<u16>,
-    told: u32,
+    sent: u32,
 }
 
-/// All peers that are to be told, and the transaction of the question about the first, which no other process can guess.
+/// All peers that are to get a request, and the transaction of the question about the first, which no other
+/// process can guess.
 struct Peers<'a> {
     all: Vec<Peer<'a>>,
     first: u64,
@@ -52,12 +53,12 @@ struct Peers<'a> {
 
 impl<'a> Peers<'a> {
     fn new(left: &'a [Entry]) -> Self {
-        let all = left.iter().map(|entry| Peer { entry, port: None, told: 0 }).collect();
+        let all = left.iter().map(|entry| Peer { entry, port: None, sent: 0 }).collect();
         Self { all, first: random::word() }
     }
 
     /// Takes in a datagram, if it is an answer to a question of ours.
-    fn heard(&mut self, mad: &[u8; MAD_LEN], from: IpAddr) {
+    fn take_answer(&mut self, mad: &[u8; MAD_LEN], from: IpAddr) {
         if let Some((transaction, number, port)) = locate::answer(mad)
             && let Some(peer) = self.all.get_mut(transaction.wrapping_sub(self.first) as usize)
             && (peer.entry.peer, peer.entry.remote_number) == (from, number)
@@ -70,34 +71,36 @@ impl<'a> Peers<'a> {
 /// Our sockets, by address and interface.
 type Sockets = HashMap<(IpAddr, u32), UdpSocket>;
 
-/// Tells the peers. Takes most of a second if they do not answer.
-pub(super) fn say(left: &[Entry]) {
+/// Sends the peers of these connections their disconnect requests. Takes most of a second if they do not
+/// answer.
+pub(super) fn send_all(left: &[Entry]) {
     let mut sockets = Sockets::new();
     for entry in left {
-        // The peer that is not reached finds out by itself, later.
-        if let Ok(socket) = open(entry) {
+        // A peer that is not reached finds out by itself, later.
+        if let Ok(socket) = bind(entry) {
             sockets.entry((entry.local, entry.scope)).or_insert(socket);
         }
     }
     let mut peers = Peers::new(left);
     for pause in PAUSES {
-        for (index, peer) in peers.all.iter_mut().enumerate().filter(|(_, peer)| peer.told < ENOUGH) {
+        for (index, peer) in peers.all.iter_mut().enumerate().filter(|(_, peer)| peer.sent < MOST_DISCONNECTS)
+        {
             if let Some(socket) = sockets.get(&(peer.entry.local, peer.entry.scope)) {
-                let _ = peer.tell(socket, peers.first.wrapping_add(index as u64));
+                let _ = peer.send_to(socket, peers.first.wrapping_add(index as u64));
             }
         }
-        if peers.all.iter().all(|peer| peer.told >= ENOUGH) {
+        if peers.all.iter().all(|peer| peer.sent >= MOST_DISCONNECTS) {
             return;
         }
         std::thread::sleep(pause);
         for socket in sockets.values() {
-            hear(socket, &mut peers);
+            receive(socket, &mut peers);
         }
     }
 }
 
 /// A socket of an entry's own address.
-fn open(entry: &Entry) -> io::Result<UdpSocket> {
+fn bind(entry: &Entry) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(entry.at(entry.local, 0))?;
     socket.set_nonblocking(true)?;
     // Unconnected and without fragments, it sends the identification 0, which the CRC needs to be known.
@@ -125,10 +128,11 @@ impl Entry {
 }
 
 impl Peer<'_> {
-    /// Sends a disconnect request to where it lives, or to port 4791, and asks.
-    fn tell(&mut self, socket: &UdpSocket, transaction: u64) -> io::Result<()> {
+    /// Sends a disconnect request to the port that the peer lives behind. If that is not known, sends it to
+    /// port 4791, and asks for the port.
+    fn send_to(&mut self, socket: &UdpSocket, transaction: u64) -> io::Result<()> {
         let entry = self.entry;
-        self.told += u32::from(self.port.is_some());
+        self.sent += u32::from(self.port.is_some());
         let port = self.port.unwrap_or(PORT);
         send(socket, entry, port, &request(entry))?;
         if self.port.is_some() {
@@ -148,8 +152,8 @@ impl Peer<'_> {
     }
 }
 
-/// Takes in the answers that have come.
-fn hear(socket: &UdpSocket, peers: &mut Peers<'_>) {
+/// Receives the answers that have come.
+fn receive(socket: &UdpSocket, peers: &mut Peers<'_>) {
     let Ok(own) = socket.local_addr() else { return };
     let mut bytes = [0; 512];
     while let Ok((length, from)) = socket.recv_from(&mut bytes) {
@@ -164,7 +168,7 @@ fn hear(socket: &UdpSocket, peers: &mut Peers<'_>) {
             bytes: &bytes[..length],
         };
         if let Some((mad, source)) = Gsi::check(&arrival) {
-            peers.heard(mad, source.peer);
+            peers.take_answer(mad, source.peer);
         }
     }
 }
@@ -204,7 +208,8 @@ fn packet(mad: &[u8; MAD_LEN], flow: &Flow) -> Vec<u8> {
     packet
 }
 
-/// Tries any entries of a record. Each request is one that its peer understands, and only an answer to our question tells where the peer lives.
+/// Tries any entries of a record. Each request is one that its peer understands, and only an answer to our
+/// question tells where the peer lives.
 #[cfg(any(test, fuzzing))]
 pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
     use adverb_wire::ib::mad::Mad;
@@ -240,7 +245,7 @@ pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
         let Some((transaction, number, port)) = locate::answer(&mad) else { continue };
         for from in left.iter().map(|entry| entry.peer) {
             let before: Vec<_> = peers.all.iter().map(|peer| peer.port).collect();
-            peers.heard(&mad, from);
+            peers.take_answer(&mad, from);
             for (index, (peer, before)) in peers.all.iter().zip(before).enumerate() {
                 let is_asked = transaction == peers.first.wrapping_add(index as u64)
                     && (from, number) == (peer.entry.peer, peer.entry.remote_number);
@@ -252,7 +257,7 @@ pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
     for (index, entry) in left.iter().enumerate() {
         let transaction = peers.first.wrapping_add(index as u64);
         let answer = locate::answer_for(transaction, entry.remote_number, 77);
-        peers.heard(&answer, entry.peer);
+        peers.take_answer(&answer, entry.peer);
         assert_eq!(peers.all[index].port, Some(77));
     }
 }

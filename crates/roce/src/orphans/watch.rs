@@ -1,6 +1,6 @@
 //! The parent's look at the processes that write into the record.
 
-use super::{Page, disconnect};
+use super::{SharedRecord, disconnect};
 use adverb_core::log;
 use adverb_core::seqpacket::Connection;
 use std::io;
@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::thread::JoinHandle;
 
-/// Names that a process may have in the record. A program that executes another one gets a new name with it.
-const MOST_NAMES: usize = 16;
+/// Most numbers of a process in the record. A program that executes another one gets a new number with it.
+const MOST_NUMBERS: usize = 16;
 /// Processes that are watched at a time. Each costs a descriptor.
 const MOST_PROCESSES: usize = 4096;
 /// Announcements that are taken before the thread looks at the processes again.
@@ -18,34 +18,35 @@ const MOST_ANNOUNCEMENTS_AT_ONCE: usize = 256;
 
 /// The parent's end of a record. Nothing is watched before [`Watch::start`].
 pub struct Watch {
-    page: &'static Page,
+    shared: &'static SharedRecord,
     socket: Connection,
 }
 
 /// A thread that sends the disconnect requests of processes that end.
 pub struct Watching {
     thread: JoinHandle<()>,
-    /// What is sent by it ends the thread.
+    /// A datagram sent by this socket ends the thread.
     stop: UnixDatagram,
 }
 
 /// A process that writes into the record.
 struct Process {
     pid: libc::pid_t,
-    /// The names of the process in the record.
-    owners: Vec<u32>,
-    /// Readable when it has ended; none where the system has no such thing.
+    /// The numbers of the process in the record.
+    numbers: Vec<u32>,
+    /// The pidfd. None before Linux 5.3, or where no descriptor is left: then no event wakes the thread. It
+    /// asks kill(2) when it wakes for another reason.
     descriptor: Option<OwnedFd>,
 }
 
-/// The processes that are watched. They say themselves that they are there, so their number has a bound.
+/// The processes that are watched. Any process can announce itself, so their number has a bound.
 #[derive(Default)]
 struct Processes {
     all: Vec<Process>,
     has_warned: bool,
 }
 
-/// Tells the parent of a process, by its name in the record.
+/// Tells the parent of this process, by its number in the record.
 pub(super) fn announce(socket: &UnixDatagram, owner: u32) {
     let bytes = owner.to_ne_bytes();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -65,19 +66,19 @@ pub(super) fn announce(socket: &UnixDatagram, owner: u32) {
 }
 
 impl Watch {
-    pub(super) fn new(page: &'static Page, socket: UnixDatagram) -> io::Result<Self> {
-        Ok(Self { page, socket: Connection::of_datagrams(socket.into())? })
+    pub(super) fn new(shared: &'static SharedRecord, socket: UnixDatagram) -> io::Result<Self> {
+        Ok(Self { shared, socket: Connection::of_datagrams(socket.into())? })
     }
 
     #[cfg(any(test, fuzzing))]
-    pub(super) fn page(&self) -> &'static Page {
-        self.page
+    pub(super) fn shared(&self) -> &'static SharedRecord {
+        self.shared
     }
 
     /// Watches from now on, with a thread that takes no signal.
     ///
     /// # Errors
-    /// Where there is no thread to be had.
+    /// Those of socketpair(2) and of a new thread.
     pub fn start(self) -> io::Result<Watching> {
         let (stop, stopped) = UnixDatagram::pair()?;
         // SAFETY: signal sets are plain data, filled before use; the old mask is restored.
@@ -86,7 +87,7 @@ impl Watch {
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
             let thread =
-                std::thread::Builder::new().name("farewell".into()).spawn(move || self.run(&stopped));
+                std::thread::Builder::new().name("orphan-reaper".into()).spawn(move || self.run(&stopped));
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
             Ok(Watching { thread: thread?, stop })
         }
@@ -112,7 +113,7 @@ impl Watch {
             }
             let gone = processes.take_gone();
             if !gone.is_empty() {
-                disconnect::say(&self.page.take(&gone));
+                disconnect::send_all(&self.shared.take(&gone));
             } else if polled[1].revents != 0 {
                 return;
             }
@@ -121,7 +122,7 @@ impl Watch {
 }
 
 impl Processes {
-    /// Takes announcements, a bounded number of them: names, and who has sent them.
+    /// Takes announcements, a bounded number of them: process numbers, and the processes that sent them.
     fn add_all(
         &mut self,
         mut announced: impl FnMut() -> Result<Option<Announcement>, TooManyDescriptors>,
@@ -135,19 +136,20 @@ impl Processes {
         Ok(())
     }
 
-    /// A process has said that this is a name of it. What is beyond the bounds is left out: peers find out by themselves that such a process has ended.
+    /// A process has announced a number of its own. Processes and numbers beyond the bounds are left out:
+    /// peers find out by themselves that such a process has ended.
     fn add(&mut self, owner: u32, pid: libc::pid_t) {
         let known = self.all.iter_mut().find(|process| process.pid == pid && !process.is_gone());
         let has_room = match known {
-            Some(process) if process.owners.contains(&owner) => true,
+            Some(process) if process.numbers.contains(&owner) => true,
             Some(process) => {
-                let has_room = process.owners.len() < MOST_NAMES;
-                process.owners.extend(has_room.then_some(owner));
+                let has_room = process.numbers.len() < MOST_NUMBERS;
+                process.numbers.extend(has_room.then_some(owner));
                 has_room
             }
             None => {
                 let has_room = self.all.len() < MOST_PROCESSES;
-                let process = || Process { pid, owners: vec![owner], descriptor: open(pid) };
+                let process = || Process { pid, numbers: vec![owner], descriptor: pidfd_open(pid) };
                 self.all.extend(has_room.then(process));
                 has_room
             }
@@ -160,10 +162,10 @@ impl Processes {
         }
     }
 
-    /// Forgets the processes that have ended. Returns their names in the record.
+    /// Forgets the processes that have ended. Returns their numbers in the record.
     fn take_gone(&mut self) -> Vec<u32> {
         let gone = self.all.extract_if(.., |process| process.is_gone());
-        gone.flat_map(|process| process.owners).collect()
+        gone.flat_map(|process| process.numbers).collect()
     }
 }
 
@@ -189,22 +191,23 @@ impl Process {
     }
 }
 
-/// A descriptor that tells of the end of a process.
-fn open(pid: libc::pid_t) -> Option<OwnedFd> {
+/// A descriptor that becomes readable when the process ends (pidfd_open(2)).
+fn pidfd_open(pid: libc::pid_t) -> Option<OwnedFd> {
     // SAFETY: plain numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: a new descriptor, nobody else's.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The name of a process in the record, and its number; 0 where it has none here.
+/// The number of a process in the record, and its process ID; 0 where it has none here.
 type Announcement = (u32, libc::pid_t);
 
-/// So many descriptors that came along do not close that nothing more is received.
+/// Too many passed descriptors do not close: nothing more is received.
 #[derive(Debug, PartialEq, Eq)]
 struct TooManyDescriptors;
 
-/// The next announcement, if there is one. Never waits: the closing thread closes descriptors that come along.
+/// The next announcement, if there is one. Never waits: the closing thread closes descriptors that come
+/// along.
 fn receive(socket: &Connection) -> Result<Option<Announcement>, TooManyDescriptors> {
     let mut bytes = [0; 5];
     match socket.receive_with(&mut bytes) {
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_is_noticed_whoever_started_it() {
+    fn the_end_of_any_process_is_noticed() {
         let (here, there) = watched();
         there.send(b"longer than an announcement").unwrap();
         announce(&there, 77);
@@ -252,13 +255,14 @@ mod tests {
         assert_eq!(receive(&here), Ok(Some((77, std::process::id() as libc::pid_t))));
         assert_eq!(receive(&here), Ok(None));
         let (child, pid) = child();
-        let process = Process { owners: vec![1], pid, descriptor: open(pid) };
+        let process = Process { numbers: vec![1], pid, descriptor: pidfd_open(pid) };
         assert!(!process.is_gone());
         end(child);
-        assert!(process.is_gone() && Process { owners: vec![1], pid, descriptor: None }.is_gone());
+        assert!(process.is_gone() && Process { numbers: vec![1], pid, descriptor: None }.is_gone());
     }
 
-    /// One process announces itself without end: the parent keeps one descriptor for it, a few names, and the names of others.
+    /// One process announces itself without end: the parent keeps one descriptor for it, a few numbers, and
+    /// the numbers of others.
     #[test]
     fn a_process_that_announces_without_end_is_one_process() {
         let ((greedy, pid), (other, of_other)) = (child(), child());
@@ -269,10 +273,10 @@ mod tests {
         }
         assert!(processes.has_warned);
         processes.add(2000, of_other);
-        let names: Vec<_> = processes.all.iter().map(|process| process.owners.len()).collect();
-        assert_eq!(names, [MOST_NAMES, 1]);
+        let counts: Vec<_> = processes.all.iter().map(|process| process.numbers.len()).collect();
+        assert_eq!(counts, [MOST_NUMBERS, 1]);
         end(greedy);
-        assert_eq!(processes.take_gone(), (1..=MOST_NAMES as u32).collect::<Vec<_>>());
+        assert_eq!(processes.take_gone(), (1..=MOST_NUMBERS as u32).collect::<Vec<_>>());
         end(other);
         assert_eq!(processes.take_gone(), [2000]);
         assert_eq!(processes.all.len(), 0);
@@ -311,7 +315,8 @@ mod tests {
         assert_eq!(sent, 4);
     }
 
-    /// A process passes descriptors with its announcements: the parent keeps none, and no thread waits for their close but the closing one.
+    /// A process passes descriptors with its announcements: the parent keeps none, and no thread waits for
+    /// their close but the closing one.
     #[test]
     fn a_descriptor_that_comes_along_is_closed_by_a_thread_that_may_wait() {
         let (here, there) = watched();

@@ -93,7 +93,7 @@ fn who_computes_leaves_long_operations_to_another_thread() {
             pair.side.sent_well(round);
         }
         assert_eq!(left > 0, has_processors(), "{tier:?}");
-        // Who polls at once does it himself again.
+        // A thread that polls at once carries the operation out itself again.
         for round in 0..3 {
             post(&pair, round, Opcode::Write, &memory, remote.at(4096));
             pair.side.sent_well(round);
@@ -101,8 +101,8 @@ fn who_computes_leaves_long_operations_to_another_thread() {
     }
 }
 
-/// Whoever sees what is written about his message finds that message's Send complete, also where it is written behind a long write that goes on beside
-/// its poster.
+/// A program that sees what the peer wrote about a message finds that message's Send complete. That also
+/// holds where the peer writes it behind a long write that goes on beside its poster.
 // PRACTICE-ORDER-1
 #[test]
 fn what_is_written_behind_a_long_write_shows_after_the_acknowledgement() {

@@ -1,4 +1,5 @@
-//! Each kind of memory goes its way, and the target says which, and why: in its log, and to who looks at its counters (`adverb devices -v`).
+//! Each kind of memory goes its way, and the target says which, and why: in its log, and in its counters
+//! (`adverb devices -v`).
 
 use super::death::until;
 use super::other::{OPEN, Other, Pair, Tier, Way};

@@ -1,5 +1,6 @@
-//! The peers that a datagram socket knows. Whoever sends it a packet by UDP becomes one, so their number has a bound: beyond it those are
-//! forgotten that were met longest ago. That costs nothing but another introduction, should they have anything to say once more.
+//! The peers that a datagram socket knows. Any sender of a UDP packet becomes a peer, so their number has a
+//! bound. Beyond it, the socket forgets the peers that it met longest ago. If such a peer sends again, that
+//! costs another introduction.
 
 use adverb_core::qp::Path;
 use adverb_proto::rsocket::{Hello, HelloKind, SourceFamily, read_hello};
@@ -21,7 +22,8 @@ pub(super) struct Peer {
     met: u64,
 }
 
-/// The peers that a datagram socket knows, by their addresses: [`MAX_PEERS`] at most. It forgets those met longest ago.
+/// The peers that a datagram socket knows, by their addresses: [`MAX_PEERS`] at most. It forgets those met
+/// longest ago.
 #[derive(Default)]
 pub(super) struct Peers {
     known: HashMap<SocketAddr, Peer>,

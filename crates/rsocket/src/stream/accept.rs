@@ -1,5 +1,5 @@
-//! Listening and accepting (listen(2), accept(2)). The background thread takes connections in, as the kernel does for TCP: when a program
-//! accepts one, it stands.
+//! Listening and accepting (listen(2), accept(2)). The background thread takes connections in, as the kernel
+//! does for TCP: when a program accepts one, it stands.
 
 use super::{Phase, Stream, StreamLink, StreamState};
 use crate::options::{Flags, Options};
@@ -17,8 +17,8 @@ use adverb_proto::rsocket::Connect;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Connections that are being made, of one socket, at least; more if its backlog is larger. They are not part of the backlog, so that peers that
-/// begin a connection and then say nothing take nobody's place there.
+/// Connections that are being made, of one socket, at least; more if its backlog is larger. They are not part
+/// of the backlog, so that peers that begin a connection and then say nothing take nobody's place there.
 const MOST_MAKING: usize = 64;
 
 /// A connection that nobody has accepted.
@@ -27,7 +27,8 @@ type Making = (Arc<Identifier>, StreamLink);
 /// What takes connections in for a socket that listens.
 pub(super) struct Listener {
     channel: Arc<EventChannel>,
-    /// The options of the listening socket now. A connection has the sizes that are set when the peer asks for it.
+    /// The options of the listening socket now. A connection has the sizes that are set when the peer asks
+    /// for it.
     options: Mutex<Options>,
     /// Connections that stand and that nobody has accepted; None when no more will come.
     ready: EventQueue<Option<Making>>,
@@ -126,7 +127,7 @@ impl Listener {
     fn take(&self) -> Result<Option<Making>> {
         let Some(found) = self.ready.try_next()? else { return Ok(None) };
         if found.is_none() {
-            // Whoever else waits, or comes later, is told, too.
+            // Other threads that wait, or that come later, get the error, too.
             self.ready.push(None);
             return Err(Error::new(libc::EIO, "the device has gone"));
         }
@@ -179,7 +180,8 @@ impl Listener {
         }
     }
 
-    /// Makes room for one more connection that is being made: if there are too many, the oldest of the peer that has the most ends.
+    /// Makes room for one more connection that is being made: if there are too many, the oldest of the peer
+    /// that has the most ends.
     fn make_room(&self, making: &mut Vec<Making>) {
         if making.len() < self.backlog.max(MOST_MAKING) {
             return;
@@ -212,8 +214,9 @@ impl Listener {
         Ok(link)
     }
 
-    /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44 takes it for granted that the
-    /// number of a socket is greater than its own one, which it takes before; its select(2) confuses them otherwise.
+    /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44
+    /// takes it for granted that the number of a socket is greater than its own one, which it takes before;
+    /// its select(2) confuses them otherwise.
     fn socket(&self, identifier: Arc<Identifier>, link: StreamLink) -> Result<Arc<Stream>> {
         let channel = EventChannel::new_above_all()?;
         identifier.migrate(Some(&channel))?;

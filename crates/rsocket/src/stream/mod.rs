@@ -137,7 +137,8 @@ impl Stream {
         self.identifier.peer_address().ok_or_else(not_connected)
     }
 
-    /// Tries `attempt` until it says something; sleeps in between, unless the socket or the call is not to block: EAGAIN.
+    /// Tries `attempt` until it says something; sleeps in between, unless the socket or the call is not to
+    /// block: EAGAIN.
     fn blocking<T>(
         &self,
         flags: i32,
@@ -212,7 +213,8 @@ impl Stream {
                 let stream = &link.stream;
                 let ended = match inner.phase {
                     Phase::Failed => libc::POLLERR,
-                    // The peer's last word stands behind its data: who waits for that, reads it first.
+                    // The peer's end of stream stands behind its data. A program that waits for data reads
+                    // the data first.
                     Phase::Disconnected if events & CAN_READ == 0 || stream.unread() == 0 => libc::POLLHUP,
                     _ => 0,
                 };
@@ -245,7 +247,8 @@ impl Stream {
         if let Some(link) = &self.lock().link
             && ready.iter().any(|entry| entry.revents != 0 && entry.fd == link.events.descriptor())
         {
-            // The descriptor does not block: there may be none, as the event may have been that of the other channel.
+            // The descriptor does not block: there may be none, as the event may have been that of the other
+            // channel.
             let _ = link.events.wait();
         }
     }

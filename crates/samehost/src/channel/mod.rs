@@ -1,7 +1,9 @@
 //! A channel: what two processes of one host send each other without the network, in both directions.
 //!
-//! It carries records of a transport's ([`Traffic`]): of all its connections between the two. It is drained by a thread that polls and gets its lock, or else by the
-//! background thread, which watches it as it does a socket ([`adverb_core::lane_watch`]). While the background thread watches, the other side rings a doorbell.
+//! It carries records of a transport's ([`Traffic`]): of all its connections between the two. It is drained
+//! by a thread that polls and gets its lock, or else by the background thread, which watches it as it does a
+//! socket ([`adverb_core::lane_watch`]). While the background thread watches, the other side rings a
+//! doorbell.
 
 mod all;
 #[cfg(test)]
@@ -34,8 +36,9 @@ use std::time::Duration;
 
 /// Turns that empty any channel, even if others take some.
 const ENOUGH: usize = 256;
-/// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
-/// end while their peer still has a request under way that neither program needs any more.
+/// How long after the other process's end its silence becomes an error: about as long as most programs have
+/// requests repeated. Some count on that, and end while their peer still has a request under way that neither
+/// program needs any more.
 const DEAD_PEER_GRACE: Duration = Duration::from_millis(500);
 
 /// A sender of records.
@@ -46,8 +49,8 @@ pub trait Sender: Send + Sync + 'static {
     fn this(&self) -> Arc<Self>;
 }
 
-/// A transport whose records a channel carries: their meaning, and their effects. All functions but [`take_in`](Traffic::take_in) and
-/// [`settle`](Traffic::settle) are called with no lock of the channel.
+/// A transport whose records a channel carries: their meaning, and their effects. All functions but
+/// [`take_in`](Traffic::take_in) and [`settle`](Traffic::settle) are called with no lock of the channel.
 pub trait Traffic: Send + Sync + Sized + 'static {
     /// A sender, which may wait for room.
     type Sender: Sender;
@@ -67,19 +70,21 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     fn engine(&self) -> Result<&'static Engine>;
     /// Where system calls are counted.
     fn counters(&self) -> &'static Counters;
-    /// Takes records out and does what they say, until others are to get their turn. `lane`: the address of the one that is being polled, or zero.
+    /// Takes records out and does what they say, until others are to get their turn. `lane`: the address of
+    /// the one that is being polled, or zero.
     fn take_in(
         channel: &Channel<Self>,
         consumer: &mut Consumer,
         incoming: &mut Self::Incoming,
         lane: usize,
     ) -> Intake;
-    /// Ends the turn of [`take_in`](Traffic::take_in), under the receiving lock. The other process knows what has been taken out.
+    /// Ends the turn of [`take_in`](Traffic::take_in), under the receiving lock. The other process knows what
+    /// has been taken out.
     fn settle(&self, incoming: &mut Self::Incoming) -> Self::Rest;
     /// Does the work that [`settle`](Traffic::settle) has left.
     fn finish(&self, rest: Self::Rest);
-    /// Does the work that [`settle`](Traffic::settle) has left, in a thread that holds a lock of this sender. What other senders need, another thread does
-    /// soon. This thread looks after its own sender itself.
+    /// Does the work that [`settle`](Traffic::settle) has left, in a thread that holds a lock of this sender.
+    /// What other senders need, another thread does soon. This thread looks after its own sender itself.
     fn put_off(&self, rest: Self::Rest, _: &Self::Sender) {
         self.finish(rest);
     }
@@ -92,13 +97,14 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     /// # Errors
     /// Those of sendmsg(2).
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()>;
-    /// The other process has gone, or broke the rules (`is_distrusted`). The records that it has sent before are taken in.
+    /// The other process has gone, or broke the rules (`is_distrusted`). The records that it has sent before
+    /// are taken in.
     fn ended(channel: &Channel<Self>, is_distrusted: bool);
-    /// Forgets the other process, some time after its end: its memory is unknown again, and requests that it has not answered fail. Called with the
-    /// lock of `incoming`.
+    /// Forgets the other process, some time after its end: its memory is unknown again, and requests that it
+    /// has not answered fail. Called with the lock of `incoming`.
     fn forget(&self, incoming: &mut Self::Incoming);
-    /// Has the requests fail that the other process has not answered, some time after its end. Called without the lock of `incoming`, after
-    /// [`forget`](Traffic::forget).
+    /// Has the requests fail that the other process has not answered, some time after its end. Called without
+    /// the lock of `incoming`, after [`forget`](Traffic::forget).
     fn failed(channel: &Channel<Self>);
 }
 
@@ -115,10 +121,12 @@ pub struct Intake {
     pub held: bool,
 }
 
-/// A channel: records of a transport between two processes of one host, in both directions. Its locks are held while records are copied.
+/// A channel: records of a transport between two processes of one host, in both directions. Its locks are
+/// held while records are copied.
 ///
-/// No thread that posts or polls waits for the receiving lock, under which payload is fetched, from a map or by the kernel. Nor does it wait, while the
-/// kernel copies, for the lock of the queue pair that the payload is for ([`Busy`](adverb_core::busy::Busy)).
+/// No thread that posts or polls waits for the receiving lock, under which payload is fetched, from a map or
+/// by the kernel. Nor does it wait, while the kernel copies, for the lock of the queue pair that the payload
+/// is for ([`Busy`](adverb_core::busy::Busy)).
 pub struct Channel<T: Traffic> {
     this: Weak<Channel<T>>,
     traffic: T,
@@ -133,13 +141,15 @@ pub struct Channel<T: Traffic> {
     woken: AtomicU64,
     /// This channel alone counts packets and messages under its locks: it is the first one.
     counts_alone: bool,
-    /// The words by which polls see without the receiving lock that there is nothing: a look, and where.
+    /// By these, a poll sees without the receiving lock that the ring is empty: a view of the ready words,
+    /// and the position of the next record.
     glance: Glance,
     position: AtomicU64,
     theirs: Bell,
     ours: Bell,
     connection: Option<Arc<Connection>>,
-    /// The other side took nothing out while a sender waited for it. No sender waits like that again before something is taken.
+    /// The other side took nothing out while a sender waited for it. No sender waits like that again before
+    /// something is taken.
     is_stuck: AtomicBool,
     /// The other side has broken the rules.
     is_distrusted: AtomicBool,
@@ -169,7 +179,8 @@ struct Rx<I> {
 }
 
 impl<T: Traffic> Channel<T> {
-    /// A channel, watched by the background thread from now on. `counts_alone`: only it counts under its locks.
+    /// A channel, watched by the background thread from now on. `counts_alone`: only it counts under its
+    /// locks.
     ///
     /// # Errors
     /// Those of the engine, and of epoll_ctl(2).
@@ -189,8 +200,8 @@ impl<T: Traffic> Channel<T> {
         Ok(channel)
     }
 
-    /// Builds the channel on the heap. A function by itself: the channel is large before it is on the heap, and the thread that makes it may have
-    /// little stack for what comes next.
+    /// Builds the channel on the heap. A function by itself: the channel is large before it is on the heap,
+    /// and the thread that makes it may have little stack for what comes next.
     #[inline(never)]
     fn build(
         traffic: T,
@@ -241,7 +252,8 @@ impl<T: Traffic> Channel<T> {
         self.connection.is_none()
     }
 
-    /// Whether no thread but holders of its locks counts under such a lock ([`adverb_core::counters::Counter::count`]).
+    /// Whether no thread but holders of its locks counts under such a lock
+    /// ([`adverb_core::counters::Counter::count`]).
     #[inline]
     pub fn counts_alone(&self) -> bool {
         self.counts_alone
@@ -270,7 +282,8 @@ impl<T: Traffic> Channel<T> {
         self.stir();
     }
 
-    /// Has the background thread look at the channel, as if the other side had rung. That side has no part in it.
+    /// Has the background thread look at the channel, as if the other side had rung. That side has no part in
+    /// it.
     fn stir(&self) {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.traffic.engine()) {
             let _ = engine.reactor.modify(*token, self.ours.as_fd().as_raw_fd(), CHANGES);
@@ -283,7 +296,8 @@ impl<T: Traffic> Channel<T> {
         self.theirs.ring();
     }
 
-    /// A poll looks at the channel. `lane`: the address of the lane that is polled. Returns whether anything had come.
+    /// A poll looks at the channel. `lane`: the address of the lane that is polled. Returns whether anything
+    /// had come.
     #[inline]
     pub fn poll(&self, lane: usize) -> bool {
         self.lane_watch().polled();
@@ -353,8 +367,9 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// Every queue pair that waited for the channel goes by it: from now on records are taken out. A thread of the program that sleeps in the background
-    /// thread's place may have been woken before; it has left all records there.
+    /// Every queue pair that waited for the channel goes by it: from now on records are taken out. A thread
+    /// of the program that sleeps in the background thread's place may have been woken before; it has left
+    /// all records there.
     pub(crate) fn begin(&self) {
         self.neighbour.comes_to(Life::Here);
         self.stir();
@@ -365,12 +380,14 @@ impl<T: Traffic> Channel<T> {
         self.lane_watch().arm();
     }
 
-    /// Takes in the records that came before this call, even if another thread does so, too. Bounded: the other side may say for ever that there is more.
+    /// Takes in the records that came before this call, even if another thread does so, too. Bounded: the
+    /// other side may say for ever that there is more.
     pub fn receive_all(&self) {
         self.receive_all_with(T::finish);
     }
 
-    /// Takes in the records that came before this call, as [`Channel::receive_all`], in a thread that holds a lock of this sender ([`Traffic::put_off`]).
+    /// Takes in the records that came before this call, as [`Channel::receive_all`], in a thread that holds a
+    /// lock of this sender ([`Traffic::put_off`]).
     pub fn receive_all_within(&self, sender: &T::Sender) {
         self.receive_all_with(|traffic, rest| traffic.put_off(rest, sender));
     }
@@ -386,7 +403,8 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// The other process has gone, or cannot be trusted: its records are taken in, and requests that it has not answered fail in a moment.
+    /// The other process has gone, or cannot be trusted: its records are taken in, and requests that it has
+    /// not answered fail in a moment.
     pub fn end(&self) {
         let before = self.neighbour.comes_to(Life::Ended);
         if before >= Life::Ended {
@@ -420,7 +438,8 @@ impl<T: Traffic> Channel<T> {
         self.tell_waiting();
     }
 
-    /// The other side has rung, or a thread of this one has. `leave`: whether to leave what has come to polls.
+    /// The other side has rung, or a thread of this one has. `leave`: whether to leave what has come to
+    /// polls.
     fn rung(self: &Arc<Self>, leave: impl FnOnce() -> bool) {
         match self.neighbour.life() {
             Life::Here => {}
@@ -541,7 +560,8 @@ mod tests {
             slot.publish();
         };
         put();
-        // A thread of the program that sleeps in the background thread's place is woken: the descriptor is new, and the other side has rung.
+        // A thread of the program that sleeps in the background thread's place is woken: the descriptor is
+        // new, and the other side has rung.
         reactor::Source::attended(channel.clone(), Readiness::default());
         assert_eq!(taken(), 0, "the record is for somebody who does not know the channel yet");
         channel.begin();

@@ -1,13 +1,16 @@
 //! How two processes of one host agree on a channel.
 //!
-//! The process that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and the two doorbells. The other *accepts*, *refuses*,
-//! or says that its own offer is under way and comes first (*mine first*). An accepted offer is *confirmed*; then both use the channel. Each is told the
-//! address of a probe in the other, tries to read it, and proves by the word there that it can. Only if both can, long payload stays in its place until the
-//! receiver fetches it.
+//! The process that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and
+//! the two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first
+//! (*offer crossed*). An accepted offer is *confirmed*; then both use the channel. Each is told the address
+//! of a probe in the other, tries to read it, and proves by the word there that it can. Only if both can,
+//! long payload stays in its place until the receiver fetches it.
 //!
-//! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes by the network, and closes the socket, from which the
-//! other learns it. A process that has accepted waits for the other's answer, or for its end, or until the other has had ten seconds ([`unconfirmed`]); then it hangs
-//! up. So both always decide alike, and once for all of their connections, since each knows the other by the number that the kernel gives.
+//! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes
+//! by the network, and closes the socket, from which the other learns it. A process that has accepted waits
+//! for the other's answer, or for its end, or until the other has had ten seconds ([`unconfirmed`]); then it
+//! hangs up. So both always decide alike, and once for all of their connections, since each knows the other
+//! by the number that the kernel gives.
 
 mod initiator;
 mod message;
@@ -62,8 +65,9 @@ pub trait Side: Send + Sync + Sized + 'static {
     /// # Errors
     /// EMFILE and ENOMEM, as a rule.
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel<Self::Traffic>>>;
-    /// The handshake has decided how connections with a process go: by this channel, which is to [enter](Hub::enter), or by the network. Called
-    /// once for each verdict; `waiting` are those who have asked. With no lock held.
+    /// The handshake has decided how connections with a process go: by this channel, which is to
+    /// [enter](Hub::enter), or by the network. Called once for each verdict; `waiting` are those who have
+    /// asked. With no lock held.
     fn decided(
         self: &Arc<Self>,
         process: libc::pid_t,
@@ -94,7 +98,8 @@ enum Verdict<C> {
     },
     /// Connections with this process go by a channel.
     Channel(Arc<C>),
-    /// Connections with this process go by the network. The number says when the process began, as far as the system says: another one may get its number.
+    /// Connections with this process go by the network. The number says when the process began, as far as the
+    /// system says: another one may get its number.
     Network(Option<u64>),
 }
 
@@ -105,11 +110,13 @@ pub(crate) fn began(process: libc::pid_t) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// By the number of the other process. The kernel says which process owns a Unix socket, so no process speaks for another.
+/// By the number of the other process. The kernel says which process owns a Unix socket, so no process speaks
+/// for another.
 struct Verdicts<C>(HashMap<libc::pid_t, Verdict<C>>);
 
 impl<C> Verdicts<C> {
-    /// A verdict about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
+    /// A verdict about a process that has ended does not count for the one that has got its number. Others
+    /// are looked at when there are many.
     fn forget_ended(&mut self, process: libc::pid_t) {
         let is_other = |number, verdict: &Verdict<C>| matches!(verdict, Verdict::Network(known) if *known != began(number));
         if self.0.get(&process).is_some_and(|verdict| is_other(process, verdict)) {
@@ -120,7 +127,8 @@ impl<C> Verdicts<C> {
         }
     }
 
-    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair has asked.
+    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair
+    /// has asked.
     fn verdict(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<HandshakeVerdict<C>> {
         Some(match self.0.get_mut(&process)? {
             Verdict::Network(_) => HandshakeVerdict::Network,
@@ -147,7 +155,8 @@ struct OpenOffer {
 enum OfferStage {
     /// A thread looks at the other's probe.
     Looking,
-    /// This process has accepted. `found`: what we have read in the probe. `is_late`: the other has had half of its time.
+    /// This process has accepted. `found`: what we have read in the probe. `is_late`: the other has had half
+    /// of its time.
     Accepted { found: Option<u64>, is_late: bool },
 }
 
@@ -200,7 +209,8 @@ impl<S: Side> Handshakes<S> {
         self.say(connection, What::Memory, Some(process::gate()), descriptors)
     }
 
-    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair has asked.
+    /// How connections with a process go, or that `asker` is told when it is decided. None if no queue pair
+    /// has asked.
     pub fn verdict(
         &self,
         process: libc::pid_t,
@@ -209,7 +219,8 @@ impl<S: Side> Handshakes<S> {
         lock(&self.verdicts).verdict(process, asker)
     }
 
-    /// How connections with the process at the other end go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
+    /// How connections with the process at the other end go. If it is not decided yet, an offer has been
+    /// made, and `asker` is told when it is.
     pub fn meet(
         &self,
         side: &Arc<S>,
@@ -245,7 +256,8 @@ impl<S: Side> Handshakes<S> {
             .retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if is_it(known)));
     }
 
-    /// Processes of which it is known how they are reached, or is to be; and offers that wait for their confirmation.
+    /// Processes of which it is known how they are reached, or is to be; and offers that wait for their
+    /// confirmation.
     pub fn sizes(&self) -> (usize, usize) {
         (lock(&self.verdicts).0.len(), lock(&self.open).len())
     }
@@ -364,7 +376,8 @@ impl<S: Side> Handshakes<S> {
         }
     }
 
-    /// Accepts the offer that has come by this connection, unless that has hung up. `found`: what was read in the other's probe.
+    /// Accepts the offer that has come by this connection, unless that has hung up. `found`: what was read in
+    /// the other's probe.
     fn accept(&self, side: &Arc<S>, from: &Arc<Connection>, found: Option<u64>) {
         match lock(&self.open).get_mut(&key(from)) {
             Some(offer) if offer.stage == OfferStage::Looking => {
@@ -379,14 +392,16 @@ impl<S: Side> Handshakes<S> {
         }
     }
 
-    /// The offer that has come by this connection, and what was read in the other's probe, if it has been accepted.
+    /// The offer that has come by this connection, and what was read in the other's probe, if it has been
+    /// accepted.
     fn take_accepted(&self, from: &Arc<Connection>) -> Option<(OpenOffer, Option<u64>)> {
         let mut open = lock(&self.open);
         let OfferStage::Accepted { found, .. } = open.get(&key(from))?.stage else { return None };
         Some((open.remove(&key(from))?, found))
     }
 
-    /// A part of the time for the confirmation of an offer has passed. An offer whose time has passed is void.
+    /// A part of the time for the confirmation of an offer has passed. An offer whose time has passed is
+    /// void.
     fn time_passes(&self, connection: &Arc<Connection>) -> TimePassed {
         let mut open = lock(&self.open);
         match open.get_mut(&key(connection)) {
@@ -416,8 +431,9 @@ impl<S: Side> Handshakes<S> {
         }
     }
 
-    /// Whether connections with a process go by a channel, unless that is decided already. Those who wait are told before others can poll the
-    /// channel: so nothing that comes by it finds a queue pair which does not know it yet.
+    /// Whether connections with a process go by a channel, unless that is decided already. Those who wait are
+    /// told before others can poll the channel: so nothing that comes by it finds a queue pair which does not
+    /// know it yet.
     fn decide(&self, side: &Arc<S>, process: libc::pid_t, channel: Option<&Arc<Channel<S::Traffic>>>) {
         let waiting = {
             let mut verdicts = lock(&self.verdicts);

@@ -1,15 +1,16 @@
 //! The invariant CRC (volume 1, section 7.8.1; annex A17.3.3).
 //!
-//! CRC-32 of Ethernet over eight bytes of ones, the IP and UDP headers and the transport packet, where every field that
-//! a router may change counts as ones. It follows the packet, least significant byte first.
+//! CRC-32 of Ethernet over eight bytes of ones, the IP and UDP headers and the transport packet, where every
+//! field that a router may change counts as ones. It follows the packet, least significant byte first.
 //!
-//! The field that makes it hard for a program on a UDP socket is IPv4's identification: it is covered, the sender's
-//! kernel chooses it, and the receiver's kernel does not tell it. For sending, the caller says what the kernel will
-//! choose. For receiving, [`FlowCrc::identify`] uses that the CRC is linear: two packets that differ in the
-//! identification alone have CRCs whose difference is the difference of the identifications times a power of x that
-//! depends only on the length. Divided by that power, the difference is 16 bits long if the rest of the packet is sound,
-//! and any 32-bit number if it is not. The flag "don't fragment" is one more such unknown bit. So a packet over IPv4 is
-//! guarded by 15 bits, and by the UDP checksum where there is one; over IPv6, which has no such fields, by all 32.
+//! The field that makes it hard for a program on a UDP socket is IPv4's identification: it is covered, the
+//! sender's kernel chooses it, and the receiver's kernel does not tell it. For sending, the caller says what
+//! the kernel will choose. For receiving, [`FlowCrc::identify`] uses that the CRC is linear: two packets that
+//! differ in the identification alone have CRCs whose difference is the difference of the identifications
+//! times a power of x that depends only on the length. Divided by that power, the difference is 16 bits long
+//! if the rest of the packet is sound, and any 32-bit number if it is not. The flag "don't fragment" is one
+//! more such unknown bit. So a packet over IPv4 is guarded by 15 bits, and by the UDP checksum where there is
+//! one; over IPv6, which has no such fields, by all 32.
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -23,7 +24,8 @@ const DUMMY: [u8; 8] = [0xff; 8];
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// The polynomial, without its leading term. As everywhere here, the coefficient of 1 is the most significant bit.
+/// The polynomial, without its leading term. As everywhere here, the coefficient of 1 is the most significant
+/// bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// A polynomial times x.
@@ -108,7 +110,8 @@ impl Field {
     }
 }
 
-// The fields of the pseudo header that change from packet to packet, by the bytes between them and the packet.
+// The fields of the pseudo header that change from packet to packet, by the bytes between them and the
+// packet.
 static UDP_LENGTH: Field = Field::new(2);
 static IPV4_TOTAL_LENGTH: Field = Field::new(24);
 static IPV4_IDENTIFICATION: Field = Field::new(22);
@@ -215,8 +218,9 @@ impl FlowCrc {
         FlowCrc { headers: icrc.0, ipv4 }
     }
 
-    /// Begins the CRC of a packet that fills a datagram of `udp_payload_len` bytes, the CRC's own four included. The
-    /// IPv4 header has the given identification, and "don't fragment" set; IPv6 has no identification.
+    /// Begins the CRC of a packet that fills a datagram of `udp_payload_len` bytes, the CRC's own four
+    /// included. The IPv4 header has the given identification, and "don't fragment" set; IPv6 has no
+    /// identification.
     #[inline]
     pub fn seed(&self, identification: u16, udp_payload_len: usize) -> Icrc {
         // ROCE-2
@@ -233,14 +237,15 @@ impl FlowCrc {
         Icrc(crc)
     }
 
-    /// Checks a whole UDP payload, from the base transport header to the CRC, and finds what the receiver was not told.
-    /// `None` if no identification makes the CRC right. The time does not depend on the identification, but is least
-    /// for 0 with "don't fragment".
+    /// Checks a whole UDP payload, from the base transport header to the CRC, and finds what the receiver was
+    /// not told. `None` if no identification makes the CRC right. The time does not depend on the
+    /// identification, but is least for 0 with "don't fragment".
     pub fn identify(&self, udp_payload: &[u8]) -> Option<HiddenFields> {
         self.identify_near(udp_payload, 0)
     }
 
-    /// Checks a whole UDP payload, as [`FlowCrc::identify`] does, in the least time for the identification `guess` with "don't fragment".
+    /// Checks a whole UDP payload, as [`FlowCrc::identify`] does, in the least time for the identification
+    /// `guess` with "don't fragment".
     #[inline]
     pub fn identify_near(&self, udp_payload: &[u8], guess: u16) -> Option<HiddenFields> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_LEN>()?;
@@ -262,7 +267,8 @@ impl FlowCrc {
         let [.., high, low] = (BEHIND_IDENTIFICATION + packet.len()).to_be_bytes();
         let unwound =
             product(product(difference, INVERSE_POWERS_256[high as usize]), INVERSE_POWERS[low as usize]);
-        // What the identification's two bytes differ from those of the guess in are now the coefficients of 1 to x^15; all others must be 0.
+        // Now the coefficients of 1 to x^15 are the difference of the identification from the guess; all
+        // others must be 0.
         let hidden = |unwound: u32, dont_fragment| {
             let identification = ((unwound >> 16) as u16).swap_bytes() ^ guess;
             (unwound as u16 == 0).then_some(HiddenFields { identification, dont_fragment })

@@ -44,7 +44,8 @@ impl core::error::Error for PacketError {}
 pub enum Payload<'a> {
     /// The bytes of the payload, which lie behind the headers.
     Here(&'a [u8]),
-    /// So many bytes that whoever brings the packet can get at: on one host they need not travel with it.
+    /// The number of bytes. The caller can read them in another way: on one host they need not travel with
+    /// the packet.
     Elsewhere(usize),
 }
 
@@ -84,8 +85,8 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Takes apart what stood behind the UDP header: base transport header to ICRC, and the four bytes of the latter,
-    /// which is not verified here.
+    /// Takes apart what stood behind the UDP header: base transport header to ICRC, and the four bytes of the
+    /// latter, which is not verified here.
     ///
     /// # Errors
     /// See [`PacketError`].
@@ -234,7 +235,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// The queue pair that a packet is for, as far as the first bytes tell: for sorting packets before they are looked at.
+/// The queue pair that a packet is for, as far as the first bytes tell: for sorting packets before they are
+/// looked at.
 #[inline]
 pub fn destination(bytes: &[u8]) -> Option<u32> {
     let (number, _) = U24::read_from_prefix(bytes.get(5..)?).ok()?;

@@ -1,7 +1,9 @@
-//! Signals that somebody has sent to a thread that blocks them, and that come because the thread lets faults in while it copies. They are kept until the copy is over, and
-//! sent again: so they wait until the program takes them.
+//! Sent signals (kill(2), not faults) that arrive only because the thread unblocked them for a copy. The
+//! handler keeps them until the copy is over, and sends them again. So they wait until the program takes
+//! them.
 //!
-//! The handler finds what belongs to its thread in a table. A thread-local variable would be allocated in it, at first.
+//! The handler finds what belongs to its thread in a table. A thread-local variable would be allocated in it,
+//! at first.
 
 use super::handler::{SIGNALS, index};
 use std::cell::UnsafeCell;
@@ -10,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Threads that keep signals at the same time. In further ones, signals go to the program at once.
 const MOST_THREADS: usize = 256;
-/// Nobody has the place.
+/// No thread has the place.
 const FREE: usize = 0;
 /// A bit that no thread's name has: the thread keeps nothing more.
 const CLOSING: usize = 1;
@@ -25,7 +27,8 @@ struct Place {
     kept: [UnsafeCell<MaybeUninit<libc::siginfo_t>>; SIGNALS.len()],
 }
 
-// SAFETY: what is kept is written and read by the thread that owns the place, and by its handlers, one after the other.
+// SAFETY: what is kept is written and read by the thread that owns the place, and by its handlers, one after
+// the other.
 unsafe impl Sync for Place {}
 
 static PLACES: [Place; MOST_THREADS] = [const {
@@ -81,7 +84,8 @@ impl Drop for Keeper {
     }
 }
 
-/// Keeps a signal that has been sent to the calling thread, if the thread keeps signals now. Of several ones the first is kept, as the kernel does. For the handler.
+/// Keeps a signal that has been sent to the calling thread, if the thread keeps signals now. Of several ones
+/// the first is kept, as the kernel does. For the handler.
 pub(super) fn keep(signal: libc::c_int, info: &libc::siginfo_t) -> bool {
     let name = own_name();
     let Some(place) = places(name).find(|place| place.owner.load(Ordering::SeqCst) == name) else {

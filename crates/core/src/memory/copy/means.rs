@@ -1,9 +1,11 @@
 //! How a thread finds out that an address is bad.
 //!
-//! By the handler, mostly. But the fault of a thread that blocks the signal ends the process, whatever handler there is; so such a thread lets the
-//! signal in while it copies, and the handler keeps what is no fault. And where the program has put a handler of its own in the place of ours, which may not pass faults on, the kernel copies: it
-//! answers with an error. Neither the mask nor the handler can be seen without a system call, so a thread looks once, and again after
-//! some copies ([`LOOKS_AFTER`]); who registers memory or makes a queue pair looks for the handler at once, for all threads.
+//! Usually the handler of SIGSEGV and SIGBUS finds the bad address. The kernel ends a process whose faulting
+//! thread blocks the signal. So such a thread unblocks the signal for the copy, and the handler keeps signals
+//! that are no fault. A later handler of the program may not pass faults on. Then the kernel copies, and
+//! answers with an error. Neither the mask nor the handler can be seen without a system call, so a thread
+//! looks once, and again after some copies ([`LOOKS_AFTER`]). A thread that registers memory or makes a queue
+//! pair looks for the handler at once, for all threads.
 
 use super::deferred::Keeper;
 use super::handler;
@@ -69,7 +71,8 @@ fn blocks() -> bool {
     }
 }
 
-/// Faults come to the calling thread while this lives. Signals that somebody has sent wait nevertheless, as far as the handler is in its place.
+/// Faults come to the calling thread while this lives. Signals that were sent (kill(2)) still wait, if our
+/// handler is installed.
 // PRACTICE-FAULT-4
 pub(super) struct Open {
     before: libc::sigset_t,

@@ -1,10 +1,10 @@
 //! The only code that touches application memory: copies and atomics that survive a bad address.
 //!
-//! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a few
-//! instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting program
-//! counter between them resumes at the error exit, and passes every other fault on to whoever had the signal before.
-//! A thread to which the handler would not come copies in another way ([`means`]).
-//! Each architecture has its own routines, and so a way to be atomic with the program and with other processes; there is no
+//! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a
+//! few instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting
+//! program counter between them resumes at the error exit, and passes every other fault on to the earlier
+//! handler. A thread to which the handler would not come copies in another way ([`means`]). Each architecture
+//! has its own routines, and so a way to be atomic with the program and with other processes; there is no
 //! build for an architecture without.
 
 #[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
@@ -32,18 +32,19 @@ unsafe extern "C" {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// Copies `source` to application memory at `target`, in ascending order, the last word after everything before it:
-/// a program that sees the last byte sees all of them.
+/// Copies `source` to application memory at `target`, in ascending order, the last word after everything
+/// before it: a program that sees the last byte sees all of them.
 ///
 /// # Safety
-/// The range must be one that the program registered for writing, or otherwise gave for it: whatever lies there is overwritten.
+/// The range must be one that the program registered for writing, or otherwise gave for it: whatever lies
+/// there is overwritten.
 // RFC5041-8.3.2-1
 pub unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> {
     if source.is_empty() {
         return Ok(());
     }
-    // SAFETY: `source` is a live slice of its length; the caller vouches for the right to write at `target`, and a bad
-    // address there ends in the routine's error exit.
+    // SAFETY: `source` is a live slice of its length; the caller vouches for the right to write at `target`,
+    // and a bad address there ends in the routine's error exit.
     unsafe { copy_between(target, source.as_ptr() as usize, source.len()) }
 }
 
@@ -55,7 +56,8 @@ pub unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
     if target.is_empty() {
         return Ok(());
     }
-    // SAFETY: `target` is a live, exclusive slice of its length; a bad address at `source` ends in the error exit.
+    // SAFETY: `target` is a live, exclusive slice of its length; a bad address at `source` ends in the error
+    // exit.
     unsafe { copy_between(target.as_mut_ptr() as usize, source, target.len()) }
 }
 
@@ -66,14 +68,16 @@ pub unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
 pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -> Result<(), Fault> {
     let means = means::means();
     if means == Means::Handler {
-        // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address ends in its error exit.
+        // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address
+        // ends in its error exit.
         return check(unsafe { arch::copy(target, source, length) });
     }
     // SAFETY: the caller's promise.
     unsafe { copy_carefully(means, target, source, length) }
 }
 
-/// Copies `length` bytes at `source` to `target`, as [`copy_between`] does, in a thread whose faults our handler does not hear of by itself.
+/// Copies `length` bytes at `source` to `target`, as [`copy_between`] does, in a thread whose faults our
+/// handler does not hear of by itself.
 ///
 /// # Safety
 /// As of [`copy_between`].
@@ -86,7 +90,8 @@ unsafe fn copy_carefully(means: Means, target: usize, source: usize, length: usi
         }
     }
     let _open = Open::new();
-    // SAFETY: the caller vouches for the two ranges. A bad address ends in the routine's error exit, or where the handler of the program takes it.
+    // SAFETY: the caller vouches for the two ranges. A bad address ends in the routine's error exit, or where
+    // the handler of the program takes it.
     check(unsafe { arch::copy(target, source, length) })
 }
 
@@ -112,7 +117,8 @@ pub unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault> {
     atomically(address, || unsafe { arch::fetch_add(address, value, &raw mut old) }).map(|()| old)
 }
 
-/// Replaces the 8 bytes at `address` (aligned to 8) by `swap` if they equal `compare`, atomically; returns what was there.
+/// Replaces the 8 bytes at `address` (aligned to 8) by `swap` if they equal `compare`, atomically; returns
+/// what was there.
 ///
 /// # Safety
 /// As [`copy_to`].
@@ -128,7 +134,8 @@ pub fn install_handler() {
     INSTALL.call_once(handler::install);
 }
 
-/// Looks whether a fault of any thread would come to the handler, and has the calling one look whether it blocks the signals.
+/// Looks whether a fault of any thread would come to the handler, and has the calling one look whether it
+/// blocks the signals.
 pub(crate) fn look_again() {
     means::look_for_handler();
 }
@@ -446,7 +453,8 @@ mod tests {
         worker.join().unwrap();
     }
 
-    /// Runs a test again in a process of its own, where the handlers of signals are nobody else's. False in that process.
+    /// Runs a test again in a process of its own, where the handlers of signals are nobody else's. False in
+    /// that process.
     pub(super) fn alone(test: &str) -> bool {
         const ALONE: &str = "ADVERB_TEST_ALONE";
         if std::env::var_os(ALONE).is_some() {

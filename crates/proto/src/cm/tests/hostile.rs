@@ -144,7 +144,7 @@ fn who_has_not_got_the_request_refuses_nothing() {
     assert!(matches!(events(&mut pair.passive)[..], [Event::Rejected { connection, .. }] if connection == b));
 }
 
-/// Who has seen some communication IDs and transactions does not know the next ones.
+/// A process that has seen some communication IDs and transactions does not know the next ones.
 // IB-CM-14
 #[test]
 fn one_communication_id_does_not_tell_the_next() {

@@ -9,9 +9,9 @@ use super::{Cursor, Feedback, Loss, Requester, RequesterHost, RequesterOptions};
 
 /// Below this, a timeout would rather find a busy machine than a lost packet: software clocks are coarse.
 const LEAST_TIMEOUT: Duration = Duration::from_millis(4);
-/// The standard lets timers run up to four times as long as asked for. That is made use of up to here: an adapter answers at once, but the
-/// process of a software peer may be kept from its processor for longer than all retries of a common timeout (67 ms) take. What is
-/// lost, probes find out long before.
+/// The standard lets timers run up to four times as long as asked for. That is made use of up to here: an
+/// adapter answers at once, but the process of a software peer may be kept from its processor for longer than
+/// all retries of a common timeout (67 ms) take. Probes find lost packets long before.
 // IB-RC-REQ-40
 const STRETCHED: Duration = Duration::from_millis(300);
 /// How long a requester hears nothing, at least, before it sends a probe.
@@ -49,7 +49,7 @@ impl Requester {
     }
 
     fn probe_at(&self) -> Duration {
-        // A round trip may have been measured by somebody who was stopped for a minute.
+        // A round trip may have been measured by a process that was stopped for a minute.
         let wait = self.round_trip.map_or(INITIAL_PROBE, |trip| (trip * 4).clamp(LEAST_PROBE, STRETCHED));
         self.heard + (wait * (1 << self.probes.min(MAX_PROBE_DOUBLINGS))).min(LONGEST_PROBE)
     }
@@ -98,7 +98,8 @@ impl Requester {
         self.rewind(now, feedback);
     }
 
-    /// The number of retries, if the next one would be too many: of those after silence, or of those after the peer has had no receive.
+    /// The number of retries, if the next one would be too many: of those after silence, or of those after
+    /// the peer has had no receive.
     pub fn last_retry(&self, is_not_ready: bool) -> Option<u8> {
         let RequesterOptions { retry_count, rnr_retry, .. } = self.options;
         let (retries, most) = match is_not_ready {
@@ -141,9 +142,9 @@ impl Requester {
         self.entries = VecDeque::new();
     }
 
-    /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The request
-    /// completes with `status` when those before it are complete, which may be at once. The packet counts as one that
-    /// was in flight, in the window too: its cost is part of what is rewound.
+    /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The
+    /// request completes with `status` when those before it are complete, which may be at once. The packet
+    /// counts as one that was in flight, in the window too: its cost is part of what is rewound.
     // IB-RC-REQ-18
     pub fn fail(
         &mut self,

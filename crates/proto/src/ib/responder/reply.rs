@@ -33,8 +33,8 @@ impl Reply {
     }
 }
 
-/// Memory that a read response takes its payload from. The key was checked when the request arrived, and has to be
-/// checked again.
+/// Memory that a read response takes its payload from. The key was checked when the request arrived, and has
+/// to be checked again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadSource {
     /// The key.
@@ -87,7 +87,8 @@ impl Response {
         Response { psn, msn, kind: Kind::Empty, repeated: false }
     }
 
-    /// What is left of a new read, as long as it has not been taken from memory, and where to note that it has.
+    /// What is left of a new read, as long as it has not been taken from memory, and where to note that it
+    /// has.
     pub(super) fn unkept(&mut self) -> Option<(&ReadSource, &mut Option<u32>)> {
         match &mut self.kind {
             Kind::Read { rest, kept, .. } if kept.is_none() && rest.length > 0 && !self.repeated => {
@@ -131,7 +132,8 @@ impl Responder {
         self.responses.push_back(response);
     }
 
-    /// A duplicate read. Reading again needs no memory of the first time, only that all of it lies in the past.
+    /// A duplicate read. Reading again needs no memory of the first time, only that all of it lies in the
+    /// past.
     pub(super) fn repeat_read(
         &mut self,
         packet: &Packet<'_>,
@@ -162,7 +164,8 @@ impl Responder {
         Some(Response::atomic(number, self.msn, original))
     }
 
-    /// Queues the answer to a duplicate in its place. False if it is about to go out anyway, or if there are too many.
+    /// Queues the answer to a duplicate in its place. False if it is about to go out anyway, or if there are
+    /// too many.
     pub(super) fn queue_repeated(&mut self, mut response: Response) -> bool {
         let mtu = self.options.mtu;
         let covered =
@@ -170,7 +173,7 @@ impl Responder {
         if covered {
             return false;
         }
-        // What has gone out in part and is asked for again as a whole goes out once, not twice.
+        // A response that was sent in part and is requested again is sent once, not twice.
         let (first, count) = (response.psn, response.packets(mtu));
         let new = &mut self.new_responses;
         self.responses.retain(|queued| {
@@ -191,8 +194,8 @@ impl Responder {
         true
     }
 
-    /// The next packet, its headers written to the buffer; `None` if there is nothing to say. Read responses come a
-    /// packet at a time, so the user decides how fast.
+    /// The next packet, its headers written to the buffer; `None` if there is nothing to say. Read responses
+    /// come a packet at a time, so the user decides how fast.
     #[inline]
     pub fn poll_transmit(&mut self, buffer: &mut [u8; MAX_HEADER]) -> Option<Reply> {
         // IB-RC-RSP-51, IB-RC-RSP-53
@@ -221,8 +224,9 @@ impl Responder {
         Some(Reply { header, payload: None, pad: 0, psn: number, repeated: false })
     }
 
-    /// The packet sequence number of an acknowledgement that is due and tells nothing else, if that is all that there is to say: it then counts as
-    /// sent. Its user brings it to the peer's [`Requester::acknowledged`](super::super::Requester::acknowledged).
+    /// The packet sequence number of an acknowledgement that is due and tells nothing else, if that is all
+    /// that there is to say: it then counts as sent. Its user brings it to the peer's
+    /// [`Requester::acknowledged`](super::super::Requester::acknowledged).
     #[inline]
     pub fn take_acknowledgement(&mut self) -> Option<u32> {
         if self.pending_acknowledgement == PendingReply::Nothing
@@ -236,9 +240,10 @@ impl Responder {
         Some(psn::add(self.expected, psn::MASK))
     }
 
-    /// Owes the last acknowledgement once more, if there was one. For a user whose packets take another way from now on: a later packet could
-    /// overtake the acknowledgement that is under way on the old one. The peer takes no notice of a second one. Nothing is repeated once a read or an
-    /// atomic was answered: to a peer that misses the answer, an acknowledgement of what came later says that the answer is lost.
+    /// Queues the last acknowledgement again, if there was one. For a user whose packets take another way
+    /// from now on: a later packet could overtake the acknowledgement that is under way on the old one. The
+    /// peer takes no notice of a second one. Nothing is repeated once a read or an atomic was answered: to a
+    /// peer that misses the answer, an acknowledgement of what came later says that the answer is lost.
     // PRACTICE-ORDER-1
     pub fn repeat_acknowledgement(&mut self) {
         let has_received = self.expected != self.options.expected_psn & psn::MASK;
@@ -316,8 +321,8 @@ impl Responder {
         Reply { header, payload, pad, psn: number, repeated }
     }
 
-    /// The payload of a read response could not be taken from memory, and the packet has not been sent: the key has
-    /// been revoked, or the memory is gone. The peer is told, unless it has had an answer before.
+    /// The payload of a read response could not be taken from memory, and the packet has not been sent: the
+    /// key has been revoked, or the memory is gone. The peer is told, unless it has had an answer before.
     pub fn read_failed(&mut self, reply: &Reply, refusal: Refusal) -> Verdict {
         let rest = psn::add(reply.psn, 1);
         if reply.repeated {
