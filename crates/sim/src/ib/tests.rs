@@ -5,10 +5,10 @@ use std::time::Duration;
 use adverb_proto::ib::{CompletionStatus, Operation, ReceiveFault, Service};
 
 use super::end::{self, SendWork};
-use super::pair::{
-    BASE, COUNTERS, Faults, Outage, PRIVATE, QueuePairs, READABLE, Span, WRITABLE, load, options,
-};
+use super::faults::{Faults, Outage, Span};
+use super::pair::{BASE, COUNTERS, PRIVATE, QueuePairs, READABLE, WRITABLE, options};
 use super::scenario::{run_reliable, run_unreliable};
+use super::work::load;
 use crate::Random;
 
 /// Prints the seed if a test fails with it.
