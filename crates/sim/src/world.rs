@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use adverb_proto::ib::Service;
 
@@ -9,6 +10,8 @@ use crate::{Random, cm, ib, iwarp};
 
 /// Steps at most towards a smaller failure.
 const MOST_STEPS: usize = 1000;
+/// The time for them. A run that never comes to rest is long.
+const SHRINK_TIME: Duration = Duration::from_secs(10);
 
 /// A scenario that has smaller ones.
 pub(crate) trait Shrink: Sized + fmt::Debug {
@@ -113,7 +116,8 @@ fn guarded(run: impl FnOnce() -> u64) -> Result<u64, String> {
 fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> (String, String) {
     let (mut smallest, mut why) = (scenario, String::new());
     let mut steps = 0;
-    while steps < MOST_STEPS {
+    let start = Instant::now();
+    while steps < MOST_STEPS && start.elapsed() < SHRINK_TIME {
         let next = smallest.smaller().into_iter().find_map(|smaller| {
             steps += 1;
             run(&smaller).err().map(|why| (smaller, why))

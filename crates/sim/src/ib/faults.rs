@@ -131,12 +131,18 @@ impl Faults {
         [self.repeat, self.delay, self.late] == [0; 3]
     }
 
-    /// Whether a peer may seem to be gone for as long as a request is repeated.
-    pub(crate) fn may_silence(&self) -> bool {
-        !(self.outages.is_empty()
-            && self.freezes.is_empty()
-            && self.starvations.is_empty()
-            && self.narrowings.is_empty())
+    /// Whether the peer of an end may seem to be gone for as long as a request is repeated whose longest packet has up to so many bytes.
+    pub(crate) fn may_silence(&self, side: usize, longest: usize) -> bool {
+        // An end that cannot send has nothing to wait for, and late timers give up later.
+        let hears_less = |starvation: &Starvation| match starvation.of {
+            Turn::Send => starvation.end != side,
+            Turn::Receive => true,
+            Turn::Timers => false,
+        };
+        !self.outages.is_empty()
+            || !self.freezes.is_empty()
+            || self.narrowings.iter().any(|path| longest > path.longest)
+            || self.starvations.iter().any(hears_less)
     }
 
     /// When an end has its next turn that has none now, by the time since the start of the run.

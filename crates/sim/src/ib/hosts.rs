@@ -9,7 +9,7 @@ use super::work::Expectations;
 use crate::Random;
 
 /// Steps after which two hosts must have come to rest.
-const MOST_STEPS: usize = 1_000_000;
+const MOST_STEPS: usize = 200_000;
 
 pub(super) struct Hosts {
     pairs: Vec<QueuePairs>,

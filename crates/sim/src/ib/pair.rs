@@ -49,8 +49,10 @@ pub(crate) struct QueuePairs {
     pub(crate) now: Duration,
     /// The end, and the number of its request, that its peer is to refuse.
     pub(crate) refused: Option<(usize, usize)>,
-    /// Whether requests are posted little by little, and those that are to come.
-    pub(crate) paced: bool,
+    /// Whether most requests are short Sends.
+    pub(crate) talks: bool,
+    /// The most microseconds between posts, if requests are posted little by little; and those that are to come.
+    pub(crate) pace: Option<usize>,
     pub(super) works: [VecDeque<SendWork>; 2],
     work_at: Duration,
     /// Receives that are posted little by little.
@@ -136,7 +138,8 @@ impl QueuePairs {
             launched: 0,
             now: start,
             refused: None,
-            paced: false,
+            talks: false,
+            pace: None,
             works: Default::default(),
             work_at: Duration::ZERO,
             receives: [Vec::new(), Vec::new()],
@@ -308,7 +311,8 @@ impl QueuePairs {
                     end.post(work);
                 });
             }
-            self.work_at = self.now + Duration::from_micros(random.below(500) as u64);
+            let pace = self.pace.unwrap_or_default();
+            self.work_at = self.now + Duration::from_micros(random.below(pace + 1) as u64);
         }
     }
 
@@ -344,7 +348,7 @@ impl QueuePairs {
     /// Runs until nothing happens any more, with a check after every step.
     pub(crate) fn run_with(&mut self, random: &mut Random, mut check: impl FnMut(&mut QueuePairs)) {
         // With a loss of a few percent a packet needs a few attempts; the bound only makes a livelock a failure.
-        for _ in 0..1_000_000 {
+        for _ in 0..200_000 {
             if !self.step(random) {
                 return;
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use adverb_proto::ib::{CompletionStatus, DeliveryKind, Service};
+use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER};
 
 use super::end::Options;
 use super::faults::{FOR_GOOD, Faults, Freeze, Leap, Narrowing, Nearness, Outage, Span, Starvation, Turn};
@@ -18,8 +19,10 @@ pub(crate) struct Scenario {
     services: Services,
     /// Requests of each end.
     requests: usize,
-    /// Whether requests are posted little by little.
-    paced: bool,
+    /// Whether most requests are short Sends.
+    talks: bool,
+    /// The most microseconds between posts, if requests are posted little by little.
+    pace: Option<usize>,
     /// The end, and the number of its request, that its peer is to refuse.
     refused: Option<(usize, usize)>,
     faults: Faults,
@@ -52,8 +55,9 @@ fn span(random: &mut Random, longest_ms: usize) -> Span {
 
 fn nearness(random: &mut Random) -> Nearness {
     // Some are near from the start, and some for good.
-    let start = if random.chance(3) { Duration::ZERO } else { span(random, 1).start };
-    let length = if random.chance(3) { FOR_GOOD } else { span(random, 20).length };
+    let latest_start = [1, 1, 100, 20_000][random.below(4)];
+    let start = micros(random, latest_start);
+    let length = if random.chance(2) { FOR_GOOD } else { span(random, 20).length };
     Nearness {
         span: Span { start, length },
         loses: random.chance(2),
@@ -62,12 +66,18 @@ fn nearness(random: &mut Random) -> Nearness {
             let longest_lag = [1, 10_000, 100_000][random.below(3)];
             micros(random, longest_lag)
         }),
-        longest_kept: random.chance(3).then(|| [16, 1000, 10_000][random.below(3)]),
+        longest_kept: random.chance(2).then(|| [16, 16, 1000][random.below(3)]),
     }
 }
 
 fn faults(random: &mut Random) -> Faults {
+    let nearness = random.chance(3).then(|| nearness(random));
+    // Some checks are possible only where nothing else happens.
+    if random.chance(4) {
+        return Faults { nearness, ..Faults::default() };
+    }
     let mut faults = Faults {
+        nearness,
         lose: sometimes(random, 50),
         repeat: sometimes(random, 100),
         delay: sometimes(random, 100),
@@ -85,7 +95,7 @@ fn faults(random: &mut Random) -> Faults {
     }
     for _ in 0..sometimes(random, 3) {
         let of = [Turn::Send, Turn::Receive, Turn::Timers][random.below(3)];
-        faults.starvations.push(Starvation { span: span(random, 100), end: random.below(2), of });
+        faults.starvations.push(Starvation { span: span(random, 400), end: random.below(2), of });
     }
     for _ in 0..sometimes(random, 3) {
         let (at, by) = (micros(random, 20_000), micros(random, 20_000_000));
@@ -94,13 +104,25 @@ fn faults(random: &mut Random) -> Faults {
     if random.chance(6) {
         faults.narrowings.push(Narrowing { span: span(random, 30), longest: 100 + random.below(4000) });
     }
-    if random.chance(3) {
-        faults.nearness = Some(nearness(random));
-    }
     if random.chance(12) {
         faults.other_mtu = Some([256, 512, 1024, 2048, 4096][random.below(5)]);
     }
+    if random.chance(4) {
+        return only_one_kind(faults, random);
+    }
     faults
+}
+
+/// Leaves faults of one kind: where others excuse nothing, checks find more.
+fn only_one_kind(faults: Faults, random: &mut Random) -> Faults {
+    let Faults { freezes, starvations, leaps, narrowings, .. } = faults;
+    let nothing = Faults::default();
+    match random.below(4) {
+        0 => Faults { freezes, ..nothing },
+        1 => Faults { starvations, ..nothing },
+        2 => Faults { leaps, ..nothing },
+        _ => Faults { narrowings, ..nothing },
+    }
 }
 
 impl Scenario {
@@ -114,7 +136,8 @@ impl Scenario {
         Scenario {
             services: Services::Pair(service),
             requests,
-            paced: random.chance(2),
+            talks: random.chance(4),
+            pace: random.chance(2).then(|| [10, 500][random.below(2)]),
             refused,
             faults,
             buffer,
@@ -158,7 +181,7 @@ impl Scenario {
                 }
             }
         }
-        pair.paced = self.paced;
+        (pair.talks, pair.pace) = (self.talks, self.pace);
         pair.refused = refused;
         pair
     }
@@ -296,7 +319,8 @@ fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectation
             let is_late =
                 matches!(status, CompletionStatus::RetryExceeded | CompletionStatus::RnrRetryExceeded);
             assert!(is_late, "request {done}: {status:?}");
-            let is_cut = pair.faults.may_silence();
+            let longest = MAX_HEADER + expected.length(done).min(pair.options.mtu) as usize + ICRC_LEN;
+            let is_cut = pair.faults.may_silence(side, longest);
             // A peer whose own request was refused, or has failed, does not answer any more.
             let is_gone =
                 pair.ends[1 - side].requester.has_failed() || pair.ends[1 - side].responder.has_failed();
@@ -399,8 +423,11 @@ impl Shrink for Scenario {
         if self.buffer.is_some() {
             add(&|smaller| smaller.buffer = None);
         }
-        if self.paced {
-            add(&|smaller| smaller.paced = false);
+        if self.talks {
+            add(&|smaller| smaller.talks = false);
+        }
+        if self.pace.is_some() {
+            add(&|smaller| smaller.pace = None);
         }
         all
     }

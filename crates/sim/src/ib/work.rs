@@ -74,12 +74,15 @@ pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mu
     let reliable = pair.options.service.is_reliable();
     for number in 0..count {
         expected.note_state();
-        let len = length(pair.options.mtu, random);
+        // A program that talks sends a short message as a rule.
+        let talks = pair.talks && !random.chance(16);
+        let len = if talks { random.below(64) } else { length(pair.options.mtu, random) };
         let (solicited, fence) = (often(random, 300), often(random, 150));
         let immediate = often(random, 300).then(|| random.next() as u32);
         let mut data = Vec::new();
         let mut result = None;
-        let operation = match random.below(if reliable { 10 } else { 5 }) {
+        let kind = if talks { 0 } else { random.below(if reliable { 10 } else { 5 }) };
+        let operation = match kind {
             _ if pair.refused == Some((side, number)) => {
                 data = vec![1; 1 + random.below(64)];
                 match random.below(3) {
@@ -90,10 +93,11 @@ pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mu
             }
             0..=2 => {
                 data = random.bytes(len);
-                let invalidate = (reliable && immediate.is_none() && often(random, 200)).then(|| {
-                    expected.invalidated += 1;
-                    1000 + expected.invalidated as u32
-                });
+                let invalidate =
+                    (reliable && !talks && immediate.is_none() && often(random, 200)).then(|| {
+                        expected.invalidated += 1;
+                        1000 + expected.invalidated as u32
+                    });
                 expected.deliveries.push((
                     Delivery {
                         length: len as u32,
@@ -129,7 +133,7 @@ pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mu
                 let len = len.min(pair.shorter_mtu().map_or(len, |shorter| shorter as usize));
                 data = vec![0; len];
                 // Behind a repetition it may read what later requests have left.
-                if random.chance(4) && pair.faults.lets_all_through() && pair.buffer.is_none() {
+                if random.chance(2) && pair.faults.lets_all_through() && pair.buffer.is_none() {
                     data = vec![0; 64];
                     result = Some(expected.counters.clone());
                     Operation::Read { address: BASE, rkey: COUNTERS }
@@ -180,7 +184,7 @@ pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mu
         expected.results.push(result.unwrap_or_else(|| data.clone()));
         pair.operations[side].push(operation);
         let work = SendWork { operation, data, solicited, fence };
-        if pair.paced {
+        if pair.pace.is_some() {
             pair.works[side].push_back(work);
         } else {
             pair.ends[side].post(work);
