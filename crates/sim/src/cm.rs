@@ -68,7 +68,7 @@ pub(crate) struct Wire {
     pub(crate) leaps: usize,
 }
 
-/// The longest leap of a clock. A few of them are shorter than all retries.
+/// The longest leap of a clock. Two of them are shorter than all retries together.
 const LONGEST_LEAP: Duration = Duration::from_secs(20);
 /// The time in which everything begins: programs plan their first steps for it, and clocks leap in it.
 const BEGINNING: Duration = Duration::from_secs(6);

@@ -10,7 +10,7 @@ use crate::{Random, cm, ib, iwarp};
 
 /// Steps at most towards a smaller failure.
 const MOST_STEPS: usize = 1000;
-/// The time for them. A run that never comes to rest is long.
+/// The time after which no smaller failure is sought. A run that never comes to rest is long.
 const SHRINK_TIME: Duration = Duration::from_secs(10);
 
 /// A scenario that has smaller ones.
