@@ -1,5 +1,5 @@
 //! Two communication managers and a wire between them that loses, repeats and reorders; above each, a program that makes
-//! and releases connections at random.
+//! and releases connections at random. The clock of a manager may leap, as after its machine was suspended.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -56,6 +56,7 @@ enum Step {
 enum Item {
     Deliver { to: usize, bytes: Box<[u8; 256]> },
     Act { side: usize, connection: u32, step: Step },
+    Leap { side: usize, by: Duration },
 }
 
 /// How unreliable the wire is: one in so many datagrams; 0 for none.
@@ -63,13 +64,22 @@ enum Item {
 pub(crate) struct Wire {
     pub(crate) lost: usize,
     pub(crate) repeated: usize,
+    /// Leaps of the clock of each end, of up to [`LONGEST_LEAP`].
+    pub(crate) leaps: usize,
 }
+
+/// The longest leap of a clock. Two of them are shorter than all retries together.
+const LONGEST_LEAP: Duration = Duration::from_secs(20);
+/// The time in which everything begins: programs plan their first steps for it, and clocks leap in it.
+const BEGINNING: Duration = Duration::from_secs(6);
 
 struct World {
     managers: [Manager<usize>; 2],
     programs: [BTreeMap<u32, Connection>; 2],
     agenda: BTreeMap<(Duration, usize), Item>,
     now: Duration,
+    /// How far the clock of each end has leapt.
+    leapt: [Duration; 2],
     entries: usize,
     random: Random,
     wire: Wire,
@@ -105,6 +115,7 @@ impl World {
             programs: [BTreeMap::new(), BTreeMap::new()],
             agenda: BTreeMap::new(),
             now: Duration::ZERO,
+            leapt: [Duration::ZERO; 2],
             entries: 0,
             random: Random(seed),
             wire,
@@ -121,7 +132,12 @@ impl World {
     }
 
     fn plan(&mut self, side: usize, connection: u32, step: Step) {
-        self.later(6000, Item::Act { side, connection, step });
+        self.later(BEGINNING.as_millis() as usize, Item::Act { side, connection, step });
+    }
+
+    /// The time by the clock of an end.
+    fn clock(&self, side: usize) -> Duration {
+        self.now + self.leapt[side]
     }
 
     fn qpn(&mut self) -> u32 {
@@ -130,7 +146,7 @@ impl World {
     }
 
     fn act(&mut self, side: usize, id: u32, step: Step) {
-        let now = self.now;
+        let now = self.clock(side);
         if let Step::Connect = step {
             let token = token(&self.random.bytes(8));
             let req = Req {
@@ -225,7 +241,10 @@ impl World {
                 panic!("{event:?} in {:?}", connection.stage)
             }
             (Event::Rejected { .. }, _) => (Stage::Over, None),
-            (Event::TimedOut { .. }, Stage::Asked | Stage::Accepted) => (Stage::Over, None),
+            (Event::TimedOut { .. }, Stage::Asked | Stage::Accepted) => {
+                assert!(self.wire.lost > 0, "an end gives up that hears its peer");
+                (Stage::Over, None)
+            }
             (Event::Disconnected { asked: true, .. }, Stage::Accepted | Stage::Established) => {
                 (Stage::Leaving, Some(Step::Leave))
             }
@@ -248,7 +267,7 @@ impl World {
             while let Some((to, bytes)) = self.managers[side].poll_transmit() {
                 assert_eq!(to, 1 - side);
                 let bytes = Box::new(bytes);
-                let Wire { lost, repeated } = self.wire;
+                let Wire { lost, repeated, .. } = self.wire;
                 if lost == 0 || !self.random.chance(lost) {
                     self.later(200, Item::Deliver { to, bytes: bytes.clone() });
                 }
@@ -266,22 +285,30 @@ impl World {
         self.drain();
         loop {
             let agenda = self.agenda.first_key_value().map(|((at, _), _)| *at);
-            let deadlines = self.managers.each_ref().map(|manager| manager.deadline());
+            let leapt = self.leapt;
+            let deadlines = [0, 1].map(|side: usize| {
+                let deadline = self.managers[side].deadline();
+                // One that a leap has passed is due now.
+                deadline.map(|deadline| deadline.saturating_sub(leapt[side]).max(self.now))
+            });
             let Some(now) = agenda.into_iter().chain(deadlines.into_iter().flatten()).min() else { break };
             assert!(now >= self.now);
             self.now = now;
             self.events += 1;
-            for (manager, deadline) in self.managers.iter_mut().zip(deadlines) {
-                if deadline == Some(now) {
-                    manager.handle_timeout(now);
+            for side in [0, 1] {
+                if deadlines[side] == Some(now) {
+                    let clock = self.clock(side);
+                    self.managers[side].handle_timeout(clock);
                 }
             }
             if agenda == Some(now) {
                 match self.agenda.pop_first().unwrap().1 {
                     Item::Deliver { to, bytes } => {
                         // What is late or repeated is ignored.
-                        let _ = self.managers[to].receive(&*bytes, 1 - to, now);
+                        let clock = self.clock(to);
+                        let _ = self.managers[to].receive(&*bytes, 1 - to, clock);
                     }
+                    Item::Leap { side, by } => self.leapt[side] += by,
                     Item::Act { side, connection, step } => self.act(side, connection, step),
                 }
             }
@@ -305,6 +332,10 @@ pub(crate) fn run(seed: u64, wire: Wire) -> ManagersOutcome {
     for side in [0, 1] {
         for _ in 0..10 {
             world.plan(side, 0, Step::Connect);
+        }
+        for _ in 0..wire.leaps {
+            let by = Duration::from_millis(world.random.below(LONGEST_LEAP.as_millis() as usize) as u64);
+            world.later(3 * BEGINNING.as_millis() as usize, Item::Leap { side, by });
         }
     }
     world.run();
@@ -332,7 +363,7 @@ mod tests {
     fn reliable_wire() {
         let (mut established, mut of) = (0, 0);
         for seed in 0..30 {
-            let outcome = seeded(seed, Wire { lost: 0, repeated: 0 });
+            let outcome = seeded(seed, Wire { lost: 0, repeated: 0, leaps: 0 });
             established += outcome.established;
             of += outcome.asked;
         }
@@ -340,25 +371,32 @@ mod tests {
         assert!(established > of / 2, "{established} of {of}");
     }
 
+    #[test]
+    fn nobody_gives_up_because_a_clock_leaps() {
+        for seed in 400..430 {
+            seeded(seed, Wire { lost: 0, repeated: 0, leaps: 1 });
+        }
+    }
+
     // IB-CM-20, IB-CM-28, IB-CM-30, IB-CM-40
     #[test]
     fn some_loss() {
         for seed in 100..140 {
-            seeded(seed, Wire { lost: 10, repeated: 10 });
+            seeded(seed, Wire { lost: 10, repeated: 10, leaps: 0 });
         }
     }
 
     #[test]
     fn much_loss() {
         for seed in 200..240 {
-            seeded(seed, Wire { lost: 2, repeated: 3 });
+            seeded(seed, Wire { lost: 2, repeated: 3, leaps: 0 });
         }
     }
 
     // IB-CM-16
     #[test]
     fn nothing_arrives() {
-        let outcome = seeded(300, Wire { lost: 1, repeated: 0 });
+        let outcome = seeded(300, Wire { lost: 1, repeated: 0, leaps: 0 });
         assert_eq!(outcome.established, 0);
     }
 }

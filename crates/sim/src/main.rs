@@ -28,7 +28,7 @@ Runs random workloads of the protocols on a simulated clock and network, and che
   --from SEED   the first seed (default: 0), a number, or `fresh`: one that the clock chooses
   --seconds N   no more seeds after so many seconds
   --incast      instead, up to 1,000 queue pairs write 16 times 64 KiB each to one host, with the congestion window and without
-  --world NAME  in this world alone: rc, xrc, uc, iwarp, iwarp-damage, cm
+  --world NAME  in this world alone: rc, xrc, uc, many, iwarp, iwarp-damage, cm
 ";
 
 struct Options {

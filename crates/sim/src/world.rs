@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use adverb_proto::ib::Service;
 
@@ -9,6 +10,8 @@ use crate::{Random, cm, ib, iwarp};
 
 /// Steps at most towards a smaller failure.
 const MOST_STEPS: usize = 1000;
+/// The time after which no smaller failure is sought. A run that never comes to rest is long.
+const SHRINK_TIME: Duration = Duration::from_secs(10);
 
 /// A scenario that has smaller ones.
 pub(crate) trait Shrink: Sized + fmt::Debug {
@@ -21,6 +24,8 @@ pub(crate) enum World {
     Rc,
     Xrc,
     Uc,
+    /// Many queue pairs between two hosts.
+    Many,
     Iwarp,
     IwarpDamage,
     Cm,
@@ -47,14 +52,15 @@ impl fmt::Display for Failure {
 }
 
 impl World {
-    pub(crate) const ALL: [World; 6] =
-        [World::Rc, World::Xrc, World::Uc, World::Iwarp, World::IwarpDamage, World::Cm];
+    pub(crate) const ALL: [World; 7] =
+        [World::Rc, World::Xrc, World::Uc, World::Many, World::Iwarp, World::IwarpDamage, World::Cm];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             World::Rc => "rc",
             World::Xrc => "xrc",
             World::Uc => "uc",
+            World::Many => "many",
             World::Iwarp => "iwarp",
             World::IwarpDamage => "iwarp-damage",
             World::Cm => "cm",
@@ -67,9 +73,9 @@ impl World {
 
     /// Runs a seed. Returns how much happened.
     pub(crate) fn run(self, seed: u64) -> Result<u64, Failure> {
-        let queue_pairs = |service| {
+        let queue_pairs = |draw: &dyn Fn(&mut Random) -> ib::Scenario| {
             let mut random = Random(seed);
-            let scenario = ib::Scenario::new(service, &mut random);
+            let scenario = draw(&mut random);
             let run = |scenario: &ib::Scenario| guarded(|| scenario.run(&mut random.clone()));
             run(&scenario).map_err(|why| {
                 let smallest = Some(shrink(scenario, run));
@@ -80,14 +86,16 @@ impl World {
             guarded(run).map_err(|why| Failure { world: self, seed, why, smallest: None })
         };
         match self {
-            World::Rc => queue_pairs(Service::Rc),
-            World::Xrc => queue_pairs(Service::Xrc),
-            World::Uc => queue_pairs(Service::Uc),
+            World::Rc => queue_pairs(&|random| ib::Scenario::new(Service::Rc, random)),
+            World::Xrc => queue_pairs(&|random| ib::Scenario::new(Service::Xrc, random)),
+            World::Uc => queue_pairs(&|random| ib::Scenario::new(Service::Uc, random)),
+            World::Many => queue_pairs(&ib::Scenario::many),
             World::Iwarp => plain(&|| iwarp::work(seed)),
             World::IwarpDamage => plain(&|| iwarp::damage(seed)),
             World::Cm => plain(&|| {
                 let mut random = Random(seed);
-                let wire = cm::Wire { lost: random.below(12), repeated: random.below(12) };
+                let wire =
+                    cm::Wire { lost: random.below(12), repeated: random.below(12), leaps: random.below(3) };
                 let outcome = cm::run(seed, wire);
                 assert!(outcome.established <= outcome.asked, "a connection without a request");
                 outcome.events
@@ -108,7 +116,8 @@ fn guarded(run: impl FnOnce() -> u64) -> Result<u64, String> {
 fn shrink<S: Shrink>(scenario: S, run: impl Fn(&S) -> Result<u64, String>) -> (String, String) {
     let (mut smallest, mut why) = (scenario, String::new());
     let mut steps = 0;
-    while steps < MOST_STEPS {
+    let start = Instant::now();
+    while steps < MOST_STEPS && start.elapsed() < SHRINK_TIME {
         let next = smallest.smaller().into_iter().find_map(|smaller| {
             steps += 1;
             run(&smaller).err().map(|why| (smaller, why))

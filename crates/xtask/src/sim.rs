@@ -132,7 +132,6 @@ fn faults(text: &str) -> Result<Vec<PlantedFault>, String> {
 fn copy_sources(root: &Path, copy: &Path) -> Result<(), String> {
     for name in CRATES {
         let part = Path::new("crates").join(name);
-        let _ = fs::remove_dir_all(copy.join(&part));
         copy_folder(&root.join(&part), &copy.join(&part))?;
     }
     let manifest =
@@ -148,17 +147,29 @@ fn copy_sources(root: &Path, copy: &Path) -> Result<(), String> {
     write(&copy.join("Cargo.lock"), &lock)
 }
 
-/// Copies a folder. Links are followed, and those that lead nowhere are left out.
+/// Makes one folder as another one. Links are followed, and those that lead nowhere are left out. A file that is right already is left alone: cargo builds
+/// nothing anew because of it.
 fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to).map_err(failed)?;
+    for entry in fs::read_dir(to).map_err(failed)? {
+        let place = entry.map_err(failed)?.path();
+        let is_there = place.file_name().is_some_and(|name| from.join(name).exists());
+        if !is_there {
+            let removed = if place.is_dir() { fs::remove_dir_all(&place) } else { fs::remove_file(&place) };
+            removed.map_err(failed)?;
+        }
+    }
     for entry in fs::read_dir(from).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let (path, place) = (entry.path(), to.join(entry.file_name()));
         if path.is_dir() {
             copy_folder(&path, &place)?;
         } else if path.exists() {
-            fs::copy(&path, &place).map_err(failed)?;
+            let bytes = fs::read(&path).map_err(failed)?;
+            if fs::read(&place).ok().as_ref() != Some(&bytes) {
+                fs::write(&place, bytes).map_err(failed)?;
+            }
         }
     }
     Ok(())

@@ -14,6 +14,9 @@ use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, ICRC_LEN, MAX_HEA
 use adverb_wire::ib::opcode::{Opcode, Operation as WireOperation, Service as WireService};
 use adverb_wire::ib::packet::{Packet, Payload};
 
+/// A tick of the system, by which its coarse clock goes.
+const TICK: Duration = Duration::from_millis(4);
+
 /// Memory of a program under a key.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyedMemory {
@@ -40,6 +43,24 @@ pub(crate) enum Parcel {
     Straight(Straight),
     /// By shared memory: all packets up to this number are acknowledged.
     Acknowledgement(u32),
+}
+
+impl Parcel {
+    /// The bytes of a packet with its headers.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Parcel::Packet(packet) => packet.len(),
+            Parcel::Straight(straight) => straight.data.len(),
+            Parcel::Acknowledgement(_) => 0,
+        }
+    }
+
+    /// The queue pair that a packet names.
+    pub(crate) fn destination(&self) -> Option<u32> {
+        let Parcel::Packet(packet) = self else { return None };
+        let bytes = packet.get(5..8)?;
+        Some(u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]))
+    }
 }
 
 /// A Send of one packet that goes without headers.
@@ -122,6 +143,8 @@ pub(crate) struct Program {
     /// Bytes of reads that were taken before something behind them, and how many there may be.
     kept: Vec<u8>,
     pub(crate) most_kept: Option<usize>,
+    /// Longer reads are not kept: nothing is carried out behind them before they are answered.
+    pub(crate) longest_kept: Option<u32>,
 }
 
 impl Program {
@@ -173,6 +196,9 @@ impl ResponderHost for Program {
     }
 
     fn keep(&mut self, source: &ReadSource) -> Keep {
+        if self.longest_kept.is_some_and(|longest| source.length > longest) {
+            return Keep::Needless;
+        }
         if self.most_kept.is_some_and(|most| self.kept.len() + source.length as usize > most) {
             return Keep::Later;
         }
@@ -258,6 +284,8 @@ impl ResponderHost for Program {
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) service: Service,
+    /// The smaller number of the two queue pairs.
+    pub(crate) number: u32,
     pub(crate) mtu: u32,
     pub(crate) psn: [u32; 2],
     pub(crate) max_reads: u8,
@@ -276,9 +304,11 @@ pub(crate) struct End {
     service: Service,
     mtu: u32,
     /// The number of this end's queue pair.
-    number: u32,
+    pub(crate) number: u32,
     /// Whether the other end is a process of this host, with a channel in shared memory.
     pub(crate) is_near: bool,
+    /// How far the ticks of the coarse clock are late by which a near end works. None if it works by the exact one.
+    pub(crate) tick_lag: Option<Duration>,
     pub(crate) window: Window,
     /// Whether the window limits what is in flight.
     pub(crate) has_window: bool,
@@ -286,7 +316,7 @@ pub(crate) struct End {
     /// Requests that are not entered yet.
     pub(crate) posted: VecDeque<u64>,
     next_sequence: u64,
-    acknowledge_at: Option<Duration>,
+    pub(crate) acknowledge_at: Option<Duration>,
     /// Requests that wait for reads before them.
     held: VecDeque<Vec<u8>>,
     pub(crate) repeated: usize,
@@ -302,7 +332,7 @@ impl End {
                 service: options.service,
                 mtu: options.mtu,
                 first_psn: options.psn[side],
-                destination: 100 + side as u32,
+                destination: options.number + side as u32,
                 pkey: DEFAULT_PKEY,
                 timeout: options.timeout,
                 retry_count: options.retry_count,
@@ -315,7 +345,7 @@ impl End {
                 service: options.service,
                 mtu: options.mtu,
                 expected_psn: options.psn[1 - side],
-                destination: 100 + side as u32,
+                destination: options.number + side as u32,
                 pkey: DEFAULT_PKEY,
                 max_reads: options.max_reads,
                 min_rnr_timer: 1,
@@ -324,8 +354,9 @@ impl End {
             reliable: options.service.is_reliable(),
             service: options.service,
             mtu: options.mtu,
-            number: 101 - side as u32,
+            number: options.number + 1 - side as u32,
             is_near: false,
+            tick_lag: None,
             window: Window::new(1 << 20),
             has_window: true,
             program: Program::default(),
@@ -336,6 +367,13 @@ impl End {
             repeated: 0,
             losses: 0,
         }
+    }
+
+    /// The time by which the end sends and receives: that of the system's coarse clock within a host. It is a tick late, or early where ticks are late.
+    fn working_time(&self, now: Duration) -> Duration {
+        let Some(lag) = self.tick_lag.filter(|_| self.is_near) else { return now };
+        let ticks = now.as_nanos() / TICK.as_nanos() + 1;
+        (TICK * ticks as u32).saturating_sub(lag)
     }
 
     /// How far it is, for a failure.
@@ -400,10 +438,11 @@ impl End {
     /// Enters requests, and gives all parcels that may leave to `wire`.
     pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut dyn FnMut(Parcel)) {
         let mut buffer = [0; MAX_HEADER];
+        let time = self.working_time(now);
         loop {
-            self.enter(now, wire);
+            self.enter(time, wire);
             let room = if self.has_window { self.window.room() } else { u32::MAX };
-            let Some(outbound) = self.requester.poll_transmit(now, room, &mut buffer) else {
+            let Some(outbound) = self.requester.poll_transmit(time, room, &mut buffer) else {
                 break;
             };
             let mut packet = buffer[..outbound.header].to_vec();
@@ -471,6 +510,7 @@ impl End {
     }
 
     pub(crate) fn receive(&mut self, parcel: &Parcel, now: Duration) {
+        let now = self.working_time(now);
         match parcel {
             Parcel::Packet(bytes) => self.receive_packet(bytes, now),
             Parcel::Acknowledgement(number) => self.acknowledged(*number, now),

@@ -99,6 +99,7 @@ pub(crate) fn run(pairs: usize, writes: usize, has_window: bool, seed: u64) -> I
     let mut random = Random(seed);
     let options = Options {
         service: Service::Rc,
+        number: 100,
         mtu: 4096,
         psn: [0, 0],
         max_reads: 1,

@@ -3,15 +3,16 @@
 //! Every byte is checked: each request completes exactly once and in order, and each atomic is executed exactly once.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use adverb_proto::ib::{Access, CompletionStatus, Delivery, DeliveryKind, Operation, Service, psn};
-use adverb_wire::ib::header::Feth;
+use adverb_proto::ib::{Access, CompletionStatus, Operation, Service, psn};
 use adverb_wire::ib::opcode::Operation as Opcode;
 use adverb_wire::ib::packet::Packet;
 
 use super::end::{End, KeyedMemory, Options, Parcel, SendWork, shared_queue};
+use super::faults::{Faults, Nearness, Turn};
+use super::work::Expectations;
 use crate::Random;
 
 /// Each write has a place of its own here, so that its bytes can be checked at the end.
@@ -21,97 +22,38 @@ pub(crate) const COUNTERS: u32 = 0x33;
 /// A region without rights for the peer.
 pub(crate) const PRIVATE: u32 = 0x44;
 pub(crate) const BASE: u64 = 0x7f00_0000_0000;
-const READABLE_SIZE: usize = 50_000;
+pub(super) const READABLE_SIZE: usize = 50_000;
 /// The longest message.
 pub(crate) const LONGEST: usize = 20_000;
 /// The packets that an end may keep behind reads that it has not answered yet.
 const MOST_HELD: usize = 100_000;
 
-/// A time in which something does not work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// The beginning of the time, since the start of the run.
-    pub(crate) start: Duration,
-    pub(crate) length: Duration,
+/// The way of a parcel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Network,
+    Channel,
 }
 
-impl Span {
-    fn end(self) -> Duration {
-        self.start + self.length
-    }
-
-    fn has(self, time: Duration) -> bool {
-        self.start <= time && time < self.end()
-    }
-}
-
-/// The packets of which end get lost in a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Outage {
-    pub(crate) span: Span,
-    /// True for an end whose packets get lost.
-    pub(crate) from: [bool; 2],
-}
-
-/// An end that does nothing for a time, as a process that has been stopped. Packets wait for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Freeze {
-    pub(crate) span: Span,
-    pub(crate) end: usize,
-}
-
-/// What the network and the machines do. Numbers are per mille of packets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Faults {
-    pub(crate) lose: usize,
-    pub(crate) repeat: usize,
-    /// Packets that come up to 100 µs later.
-    pub(crate) delay: usize,
-    /// Packets that come up to 20 ms later, behind others that were sent much later.
-    pub(crate) late: usize,
-    /// A packet that is damaged does not pass the check of the invariant CRC.
-    pub(crate) damage: usize,
-    /// Acknowledgements that somebody repeats with the number of a packet that was never sent.
-    pub(crate) forge: usize,
-    pub(crate) outages: Vec<Outage>,
-    pub(crate) freezes: Vec<Freeze>,
-    pub(crate) nearness: Option<Nearness>,
-}
-
-impl Faults {
-    /// Whether each packet comes exactly once, and in order.
-    pub(crate) fn lets_all_through(&self) -> bool {
-        [self.lose, self.repeat, self.delay, self.late, self.damage] == [0; 5]
-            && self.outages.is_empty()
-            && self.nearness.is_none()
-    }
-}
-
-/// The time in which both ends are processes of one host that have a channel in shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Nearness {
-    pub(crate) span: Span,
-    /// Whether what is in the channel at the end is lost.
-    pub(crate) loses: bool,
-}
-
-/// A parcel on its way: when it arrives, a number that keeps those of one moment in order, to which end, and the parcel.
-type Flight = Reverse<(Duration, u64, usize, Parcel)>;
+/// A parcel on its way: when it arrives, a number that keeps those of one moment in order, to which end, which way, and the parcel.
+type Flight = Reverse<(Duration, u64, usize, Way, Parcel)>;
 
 pub(crate) struct QueuePairs {
     pub(crate) ends: [End; 2],
     pub(crate) options: Options,
     pub(crate) faults: Faults,
     flights: BinaryHeap<Flight>,
-    start: Duration,
+    pub(super) start: Duration,
     /// Packets that have left.
     pub(crate) launched: u64,
     pub(crate) now: Duration,
     /// The end, and the number of its request, that its peer is to refuse.
     pub(crate) refused: Option<(usize, usize)>,
-    /// Whether requests are posted little by little, and those that are to come.
-    pub(crate) paced: bool,
-    works: [VecDeque<SendWork>; 2],
+    /// Whether most requests are short Sends.
+    pub(crate) talks: bool,
+    /// The most microseconds between posts, if requests are posted little by little; and those that are to come.
+    pub(crate) pace: Option<usize>,
+    pub(super) works: [VecDeque<SendWork>; 2],
     work_at: Duration,
     /// Receives that are posted little by little.
     pub(crate) receives: [Vec<usize>; 2],
@@ -120,7 +62,9 @@ pub(crate) struct QueuePairs {
     post_at: Duration,
     /// Packets that fit the buffer of a receiver, which takes one in a microsecond; and when that of each end is empty.
     pub(crate) buffer: Option<u32>,
-    busy_until: [Duration; 2],
+    pub(super) busy_until: [Duration; 2],
+    /// When each end has taken all records out of the channel.
+    channel_until: [Duration; 2],
     /// Packets that found the buffer full.
     pub(crate) overrun: usize,
     /// Packets that came, timers that ran out, and receives that were posted.
@@ -156,6 +100,7 @@ pub(crate) fn options(service: Service, random: &mut Random) -> Options {
     });
     Options {
         service,
+        number: 100,
         mtu,
         psn,
         max_reads: [1, 2, 4, 16][random.below(4)],
@@ -169,7 +114,8 @@ pub(crate) fn options(service: Service, random: &mut Random) -> Options {
 
 impl QueuePairs {
     pub(crate) fn new(options: Options, faults: Faults, random: &mut Random) -> QueuePairs {
-        let mut ends = [End::new(&options, 0), End::new(&options, 1)];
+        let other = Options { mtu: faults.other_mtu.unwrap_or(options.mtu), ..options.clone() };
+        let mut ends = [End::new(&options, 0), End::new(&other, 1)];
         for end in &mut ends {
             let all = Access { write: true, read: true, atomic: true, flush: true };
             let mut add = |key, bytes, rights| {
@@ -192,7 +138,8 @@ impl QueuePairs {
             launched: 0,
             now: start,
             refused: None,
-            paced: false,
+            talks: false,
+            pace: None,
             works: Default::default(),
             work_at: Duration::ZERO,
             receives: [Vec::new(), Vec::new()],
@@ -200,6 +147,7 @@ impl QueuePairs {
             post_at: Duration::ZERO,
             buffer: None,
             busy_until: [Duration::ZERO; 2],
+            channel_until: [Duration::ZERO; 2],
             overrun: 0,
             events: 0,
             checked: [(0, 0); 2],
@@ -226,41 +174,59 @@ impl QueuePairs {
             self.busy_until[to] = arrival;
         }
         self.launched += 1;
-        self.flights.push(Reverse((arrival, self.launched, to, packet)));
+        self.flights.push(Reverse((arrival, self.launched, to, Way::Network, packet)));
     }
 
-    /// When an end goes on that does nothing now.
-    fn thaw(&self, side: usize) -> Option<Duration> {
-        let since = self.now.saturating_sub(self.start);
-        let frozen = self.faults.freezes.iter().filter(|freeze| freeze.end == side && freeze.span.has(since));
-        frozen.map(|freeze| self.start + freeze.span.end()).max()
+    /// Puts a record into the channel. Its receiver takes records out in order, some time later.
+    fn launch_near(&mut self, to: usize, parcel: Parcel, nearness: Nearness, random: &mut Random) {
+        let wait = Duration::from_nanos(300 + random.below(nearness.wait + 1) as u64);
+        let arrival = (self.now + wait).max(self.channel_until[to]);
+        self.channel_until[to] = arrival;
+        if nearness.loses && arrival >= self.start + nearness.span.end() {
+            return;
+        }
+        self.launched += 1;
+        self.flights.push(Reverse((arrival, self.launched, to, Way::Channel, parcel)));
     }
 
-    fn transmit(&mut self, random: &mut Random) {
-        let since = self.now.saturating_sub(self.start);
+    /// The channel, while both ends are processes of one host.
+    fn nearness(&self) -> Option<Nearness> {
+        let since = self.passed();
+        self.faults.nearness.filter(|nearness| nearness.span.has(since))
+    }
+
+    /// When an end has its next turn for a part of its work, if it has none now.
+    fn next_turn(&self, side: usize, turn: Turn) -> Option<Duration> {
+        self.faults.next_turn(side, turn, self.passed()).map(|since| self.start + since)
+    }
+
+    /// The time by the clock of an end.
+    fn clock(&self, side: usize) -> Duration {
+        self.now + self.faults.leapt(side, self.passed())
+    }
+
+    pub(super) fn transmit(&mut self, random: &mut Random) {
+        let since = self.passed();
         for side in 0..2 {
-            if self.thaw(side).is_some() {
+            if self.next_turn(side, Turn::Send).is_some() {
                 continue;
             }
-            let near = self.faults.nearness.filter(|nearness| nearness.span.has(since));
+            let (near, clock) = (self.nearness(), self.clock(side));
             self.ends[side].is_near = near.is_some();
-            let is_cut = |outage: &Outage| outage.from[side] && outage.span.has(since);
-            let outage = self.faults.outages.iter().any(is_cut);
             let mut packets = Vec::new();
-            self.ends[side].transmit(self.now, random, &mut |parcel| packets.push(parcel));
-            if let Some(Nearness { span, loses }) = near {
-                let arrival = self.now + Duration::from_nanos(300);
-                if loses && arrival >= self.start + span.end() {
+            self.ends[side].transmit(clock, random, &mut |parcel| packets.push(parcel));
+            for packet in packets {
+                let peer = self.ends[1 - side].number;
+                assert!(
+                    packet.destination().is_none_or(|number| number == peer),
+                    "a packet for another queue pair"
+                );
+                if let Some(nearness) = near {
+                    self.launch_near(1 - side, packet, nearness, random);
                     continue;
                 }
-                for parcel in packets {
-                    self.launched += 1;
-                    self.flights.push(Reverse((arrival, self.launched, 1 - side, parcel)));
-                }
-                continue;
-            }
-            for packet in packets {
-                if outage || often(random, self.faults.lose) || often(random, self.faults.damage) {
+                let is_stopped = self.faults.stops(side, packet.len(), since);
+                if is_stopped || often(random, self.faults.lose) || often(random, self.faults.damage) {
                     continue;
                 }
                 if often(random, self.faults.repeat) {
@@ -278,40 +244,59 @@ impl QueuePairs {
         }
     }
 
-    /// Goes on to the next moment at which something happens. False if nothing ever will.
-    fn step(&mut self, random: &mut Random) -> bool {
-        self.transmit(random);
+    /// The times at which something happens at an end by itself.
+    fn times_of(&self, side: usize) -> impl Iterator<Item = Duration> {
+        let since = self.passed();
+        let leapt = self.faults.leapt(side, since);
+        let by_turn = |deadline: Option<Duration>, turn| {
+            let at = deadline?.saturating_sub(leapt);
+            Some(at.max(self.next_turn(side, turn).unwrap_or_default()))
+        };
+        let end = &self.ends[side];
+        let timer = by_turn(end.requester.deadline(), Turn::Timers);
+        let acknowledgement = by_turn(end.acknowledge_at, Turn::Send);
+        let leap = self.faults.next_leap(side, since).map(|leap| self.start + leap);
+        let leap = leap.filter(|_| timer.is_some() || acknowledgement.is_some());
+        // An end that gets its turn may have something to send.
+        [timer, acknowledgement, leap, self.next_turn(side, Turn::Send)].into_iter().flatten()
+    }
+
+    /// The next moment at which something happens. None if nothing ever will.
+    pub(super) fn next(&self) -> Option<Duration> {
         let receives = self.receives.iter().any(|receives| !receives.is_empty());
         let works = self.works.iter().any(|works| !works.is_empty());
         let arrival = self.flights.peek().map(|Reverse((at, ..))| *at);
-        let thaws = [0, 1].map(|side| self.thaw(side));
-        let of_end = |side: usize| match (self.ends[side].deadline(), thaws[side]) {
-            (Some(deadline), Some(thaw)) => Some(deadline.max(thaw)),
-            // It may have something to send.
-            (None, thaw) => thaw,
-            (deadline, None) => deadline,
-        };
-        let posts = [receives.then_some(self.post_at), works.then_some(self.work_at)];
-        let all = [arrival, of_end(0), of_end(1)].into_iter().chain(posts);
-        let Some(next) = all.flatten().min() else { return false };
+        let posts = [arrival, receives.then_some(self.post_at), works.then_some(self.work_at)];
+        posts.into_iter().flatten().chain(self.times_of(0)).chain(self.times_of(1)).min()
+    }
+
+    /// Goes on to a moment, and lets everything happen that happens then.
+    pub(super) fn advance(&mut self, next: Duration, random: &mut Random) {
         self.now = self.now.max(next);
-        let thaws = [0, 1].map(|side| self.thaw(side));
+        let is_near = self.nearness().is_some();
         while self.flights.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Reverse((_, number, to, packet)) = self.flights.pop().expect("one was seen");
-            if let Some(thaw) = thaws[to] {
-                self.flights.push(Reverse((thaw, number, to, packet)));
+            let Reverse((_, number, to, way, packet)) = self.flights.pop().expect("one was seen");
+            if let Some(turn) = self.next_turn(to, Turn::Receive) {
+                self.flights.push(Reverse((turn, number, to, way, packet)));
                 continue;
             }
-            self.events += 1;
-            self.ends[to].receive(&packet, self.now);
-        }
-        for (end, thaw) in self.ends.iter_mut().zip(thaws) {
-            if thaw.is_none() {
-                self.events += u64::from(end.deadline().is_some_and(|deadline| deadline <= self.now));
-                end.handle_timeout(self.now);
+            // The product's ends take in what comes by their way alone. Reliable ones do not depend on that.
+            let is_own_way = is_near == (way == Way::Channel);
+            if is_own_way || self.options.service.is_reliable() {
+                self.events += 1;
+                let clock = self.clock(to);
+                self.ends[to].receive(&packet, clock);
             }
         }
-        if receives && self.post_at <= self.now {
+        for side in 0..2 {
+            if self.next_turn(side, Turn::Timers).is_none() {
+                let clock = self.clock(side);
+                let end = &mut self.ends[side];
+                self.events += u64::from(end.deadline().is_some_and(|deadline| deadline <= clock));
+                end.handle_timeout(clock);
+            }
+        }
+        if self.receives.iter().any(|receives| !receives.is_empty()) && self.post_at <= self.now {
             for (end, receives) in self.ends.iter_mut().zip(&mut self.receives) {
                 let count = random.below(4).min(receives.len());
                 self.events += count as u64;
@@ -319,16 +304,35 @@ impl QueuePairs {
             }
             self.post_at = self.now + Duration::from_micros(random.below(200) as u64);
         }
-        if works && self.work_at <= self.now {
+        if self.works.iter().any(|works| !works.is_empty()) && self.work_at <= self.now {
             for (end, works) in self.ends.iter_mut().zip(&mut self.works) {
                 let count = random.below(4).min(works.len());
                 works.drain(..count).for_each(|work| {
                     end.post(work);
                 });
             }
-            self.work_at = self.now + Duration::from_micros(random.below(500) as u64);
+            let pace = self.pace.unwrap_or_default();
+            self.work_at = self.now + Duration::from_micros(random.below(pace + 1) as u64);
         }
+    }
+
+    /// Goes on to the next moment at which something happens. False if nothing ever will.
+    fn step(&mut self, random: &mut Random) -> bool {
+        self.transmit(random);
+        let Some(next) = self.next() else { return false };
+        self.advance(next, random);
         true
+    }
+
+    /// The shorter path MTU, if the ends have different ones.
+    pub(crate) fn shorter_mtu(&self) -> Option<u32> {
+        let other = self.faults.other_mtu.filter(|other| *other != self.options.mtu)?;
+        Some(other.min(self.options.mtu))
+    }
+
+    /// Whether a message of this length can be carried out. If the path MTUs differ, it must be a packet of both ends.
+    pub(crate) fn fits_both(&self, length: u32) -> bool {
+        self.shorter_mtu().is_none_or(|shorter| length <= shorter)
     }
 
     /// The time since the start of the run.
@@ -344,7 +348,7 @@ impl QueuePairs {
     /// Runs until nothing happens any more, with a check after every step.
     pub(crate) fn run_with(&mut self, random: &mut Random, mut check: impl FnMut(&mut QueuePairs)) {
         // With a loss of a few percent a packet needs a few attempts; the bound only makes a livelock a failure.
-        for _ in 0..1_000_000 {
+        for _ in 0..200_000 {
             if !self.step(random) {
                 return;
             }
@@ -408,181 +412,4 @@ impl QueuePairs {
             assert!(end.held() <= MOST_HELD, "{} packets are held", end.held());
         }
     }
-}
-
-/// What must be found when everything is done.
-#[derive(Default)]
-pub(crate) struct Expectations {
-    /// Of the peer: the messages that are delivered to it, its memory, the keys that it loses.
-    pub(crate) deliveries: Vec<(Delivery, Vec<u8>)>,
-    pub(crate) writable: Vec<u8>,
-    pub(crate) counters: Vec<u8>,
-    pub(crate) invalidated: usize,
-    pub(crate) flushes: usize,
-    /// Where writes with these immediate data go.
-    pub(crate) announced: BTreeMap<u32, (usize, usize)>,
-    /// The bytes that requests of this end read.
-    pub(crate) results: Vec<Vec<u8>>,
-    /// The peer before each request, and after the last one.
-    pub(crate) states: Vec<State>,
-}
-
-/// The peer when so many requests have been carried out.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct State {
-    pub(crate) deliveries: usize,
-    /// Bytes that were written.
-    pub(crate) written: usize,
-    pub(crate) counters: Vec<u8>,
-    pub(crate) invalidated: usize,
-    pub(crate) flushes: usize,
-}
-
-impl Expectations {
-    fn note_state(&mut self) {
-        self.states.push(State {
-            deliveries: self.deliveries.len(),
-            written: self.writable.len(),
-            counters: self.counters.clone(),
-            invalidated: self.invalidated,
-            flushes: self.flushes,
-        });
-    }
-}
-
-fn length(mtu: u32, random: &mut Random) -> usize {
-    let mtu = mtu as usize;
-    match random.below(6) {
-        0 => 0,
-        1 => 1 + random.below(16),
-        2 => random.below(mtu),
-        3 => mtu * (1 + random.below(4)),
-        4 => random.below(4 * mtu),
-        _ => random.below(LONGEST),
-    }
-}
-
-/// Posts random work at one end and says what must come of it.
-// IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-REQ-10, IB-RC-RSP-43
-pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mut Random) -> Expectations {
-    let mut expected = Expectations { counters: vec![0; 64], ..Expectations::default() };
-    let readable = pair.ends[1 - side].program.regions[&READABLE].bytes.clone();
-    let reliable = pair.options.service.is_reliable();
-    for number in 0..count {
-        expected.note_state();
-        let len = length(pair.options.mtu, random);
-        let (solicited, fence) = (often(random, 300), often(random, 150));
-        let immediate = often(random, 300).then(|| random.next() as u32);
-        let mut data = Vec::new();
-        let mut result = None;
-        let operation = match random.below(if reliable { 10 } else { 5 }) {
-            _ if pair.refused == Some((side, number)) => {
-                data = vec![1; 1 + random.below(64)];
-                match random.below(3) {
-                    0 => Operation::Read { address: BASE, rkey: PRIVATE },
-                    1 => Operation::Write { address: BASE, rkey: READABLE, immediate: None },
-                    _ => Operation::Write { address: BASE, rkey: PRIVATE, immediate: None },
-                }
-            }
-            0..=2 => {
-                data = random.bytes(len);
-                let invalidate = (reliable && immediate.is_none() && often(random, 200)).then(|| {
-                    expected.invalidated += 1;
-                    1000 + expected.invalidated as u32
-                });
-                expected.deliveries.push((
-                    Delivery {
-                        length: len as u32,
-                        immediate,
-                        invalidated: invalidate,
-                        kind: DeliveryKind::Send,
-                        solicited,
-                    },
-                    data.clone(),
-                ));
-                pair.receives[1 - side].push(len + random.below(20));
-                Operation::Send { immediate, invalidate }
-            }
-            3 | 4 => {
-                data = random.bytes(len);
-                let start = expected.writable.len();
-                let address = BASE + start as u64;
-                expected.writable.extend_from_slice(&data);
-                if let Some(immediate_data) = immediate {
-                    expected.announced.insert(immediate_data, (start, start + len));
-                    let kind = DeliveryKind::WriteWithImmediate;
-                    let delivered =
-                        Delivery { length: len as u32, immediate, invalidated: None, kind, solicited };
-                    expected.deliveries.push((delivered, Vec::new()));
-                    pair.receives[1 - side].push(0);
-                }
-                Operation::Write { address, rkey: WRITABLE, immediate }
-            }
-            5 | 6 => {
-                // Either something that never changes, or what a request before has just written.
-                let written = expected.writable.len();
-                data = vec![0; len];
-                // Behind a repetition it may read what later requests have left.
-                if random.chance(4) && pair.faults.lets_all_through() && pair.buffer.is_none() {
-                    data = vec![0; 64];
-                    result = Some(expected.counters.clone());
-                    Operation::Read { address: BASE, rkey: COUNTERS }
-                } else if random.chance(3) && written >= len {
-                    let start = random.below(written - len + 1);
-                    result = Some(expected.writable[start..start + len].to_vec());
-                    Operation::Read { address: BASE + start as u64, rkey: WRITABLE }
-                } else {
-                    let start = random.below(READABLE_SIZE - len);
-                    result = Some(readable[start..start + len].to_vec());
-                    Operation::Read { address: BASE + start as u64, rkey: READABLE }
-                }
-            }
-            7 | 8 => {
-                let index = random.below(8) * 8;
-                let address = BASE + index as u64;
-                let word: &mut [u8; 8] = (&mut expected.counters[index..index + 8]).try_into().unwrap();
-                let original = u64::from_ne_bytes(*word);
-                match random.below(3) {
-                    0 => {
-                        let add = random.next();
-                        *word = original.wrapping_add(add).to_ne_bytes();
-                        result = Some(original.to_ne_bytes().to_vec());
-                        Operation::FetchAdd { address, rkey: COUNTERS, add }
-                    }
-                    1 => {
-                        let compare = if often(random, 700) { original } else { random.next() };
-                        let swap = random.next();
-                        if compare == original {
-                            *word = swap.to_ne_bytes();
-                        }
-                        result = Some(original.to_ne_bytes().to_vec());
-                        Operation::CompareSwap { address, rkey: COUNTERS, compare, swap }
-                    }
-                    _ => {
-                        let value = random.next().to_ne_bytes();
-                        *word = value;
-                        Operation::AtomicWrite { address, rkey: COUNTERS, value }
-                    }
-                }
-            }
-            _ => {
-                expected.flushes += 1;
-                let (placement, selectivity) = (Feth::GLOBAL_VISIBILITY, Feth::RANGE);
-                Operation::Flush { address: BASE, rkey: COUNTERS, placement, selectivity }
-            }
-        };
-        expected.results.push(result.unwrap_or_else(|| data.clone()));
-        pair.operations[side].push(operation);
-        let work = SendWork { operation, data, solicited, fence };
-        if pair.paced {
-            pair.works[side].push_back(work);
-        } else {
-            pair.ends[side].post(work);
-        }
-    }
-    expected.note_state();
-    let region = pair.ends[1 - side].program.regions.get_mut(&WRITABLE).unwrap();
-    region.bytes = vec![0; expected.writable.len()];
-    region.rights.write = true;
-    expected
 }

@@ -3,22 +3,26 @@
 use std::time::Duration;
 
 use adverb_proto::ib::{CompletionStatus, DeliveryKind, Service};
+use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER};
 
-use super::pair::{
-    COUNTERS, Expectations, Faults, Freeze, LONGEST, Nearness, Outage, QueuePairs, READABLE, Span, State,
-    WRITABLE, load, options,
-};
+use super::end::Options;
+use super::faults::{FOR_GOOD, Faults, Freeze, Leap, Narrowing, Nearness, Outage, Span, Starvation, Turn};
+use super::hosts::Hosts;
+use super::pair::{COUNTERS, LONGEST, QueuePairs, READABLE, WRITABLE, options};
+use super::work::{Expectations, State, load};
 use crate::Random;
 use crate::world::Shrink;
 
-/// What two queue pairs do, and what happens to them.
+/// What queue pairs do, and what happens to them.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    service: Service,
+    services: Services,
     /// Requests of each end.
     requests: usize,
-    /// Whether requests are posted little by little.
-    paced: bool,
+    /// Whether most requests are short Sends.
+    talks: bool,
+    /// The most microseconds between posts, if requests are posted little by little.
+    pace: Option<usize>,
     /// The end, and the number of its request, that its peer is to refuse.
     refused: Option<(usize, usize)>,
     faults: Faults,
@@ -26,69 +30,197 @@ pub(crate) struct Scenario {
     buffer: Option<u32>,
 }
 
+/// The services of the queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Services {
+    /// Two queue pairs that are connected.
+    Pair(Service),
+    /// So many pairs of queue pairs of all services, between two hosts.
+    Many(usize),
+}
+
 /// A number up to the limit, most often none.
 fn sometimes(random: &mut Random, limit: usize) -> usize {
     if random.chance(3) { 1 + random.below(limit) } else { 0 }
 }
 
+fn micros(random: &mut Random, limit: usize) -> Duration {
+    Duration::from_micros(random.below(limit) as u64)
+}
+
 fn span(random: &mut Random, longest_ms: usize) -> Span {
-    let start = Duration::from_micros(random.below(20_000) as u64);
-    Span { start, length: Duration::from_micros(1 + random.below(1000 * longest_ms) as u64) }
+    let start = micros(random, 20_000);
+    Span { start, length: Duration::from_micros(1) + micros(random, 1000 * longest_ms) }
+}
+
+fn nearness(random: &mut Random) -> Nearness {
+    // Some are near from the start, and some for good.
+    let latest_start = [1, 1, 100, 20_000][random.below(4)];
+    let start = micros(random, latest_start);
+    let length = if random.chance(2) { FOR_GOOD } else { span(random, 20).length };
+    Nearness {
+        span: Span { start, length },
+        loses: random.chance(2),
+        wait: [0, 1000, 30_000, 200_000][random.below(4)],
+        tick_lag: random.chance(2).then(|| {
+            let longest_lag = [1, 10_000, 100_000][random.below(3)];
+            micros(random, longest_lag)
+        }),
+        longest_kept: random.chance(2).then(|| [16, 16, 1000][random.below(3)]),
+    }
+}
+
+fn faults(random: &mut Random) -> Faults {
+    let nearness = random.chance(3).then(|| nearness(random));
+    // Some checks are possible only where nothing else happens.
+    if random.chance(4) {
+        return Faults { nearness, ..Faults::default() };
+    }
+    let mut faults = Faults {
+        nearness,
+        lose: sometimes(random, 50),
+        repeat: sometimes(random, 100),
+        delay: sometimes(random, 100),
+        late: sometimes(random, 20),
+        damage: sometimes(random, 20),
+        forge: sometimes(random, 100),
+        ..Faults::default()
+    };
+    for _ in 0..sometimes(random, 3) {
+        let from = [random.chance(2), random.chance(2)];
+        faults.outages.push(Outage { span: span(random, 30), from });
+    }
+    for _ in 0..sometimes(random, 3) {
+        faults.freezes.push(Freeze { span: span(random, 100), end: random.below(2) });
+    }
+    for _ in 0..sometimes(random, 3) {
+        let of = [Turn::Send, Turn::Receive, Turn::Timers][random.below(3)];
+        faults.starvations.push(Starvation { span: span(random, 400), end: random.below(2), of });
+    }
+    for _ in 0..sometimes(random, 3) {
+        let (at, by) = (micros(random, 20_000), micros(random, 20_000_000));
+        faults.leaps.push(Leap { at, by, end: random.below(2) });
+    }
+    if random.chance(6) {
+        faults.narrowings.push(Narrowing { span: span(random, 30), longest: 100 + random.below(4000) });
+    }
+    if random.chance(12) {
+        faults.other_mtu = Some([256, 512, 1024, 2048, 4096][random.below(5)]);
+    }
+    if random.chance(4) {
+        return only_one_kind(faults, random);
+    }
+    faults
+}
+
+/// Leaves faults of one kind: where others excuse nothing, checks find more.
+fn only_one_kind(faults: Faults, random: &mut Random) -> Faults {
+    let Faults { freezes, starvations, leaps, narrowings, .. } = faults;
+    let nothing = Faults::default();
+    match random.below(4) {
+        0 => Faults { freezes, ..nothing },
+        1 => Faults { starvations, ..nothing },
+        2 => Faults { leaps, ..nothing },
+        _ => Faults { narrowings, ..nothing },
+    }
 }
 
 impl Scenario {
+    /// Two queue pairs of a service.
     pub(crate) fn new(service: Service, random: &mut Random) -> Scenario {
-        let mut faults = Faults {
-            lose: sometimes(random, 50),
-            repeat: sometimes(random, 100),
-            delay: sometimes(random, 100),
-            late: sometimes(random, 20),
-            damage: sometimes(random, 20),
-            forge: sometimes(random, 100),
-            ..Faults::default()
-        };
-        for _ in 0..sometimes(random, 3) {
-            let from = [random.chance(2), random.chance(2)];
-            faults.outages.push(Outage { span: span(random, 30), from });
-        }
-        for _ in 0..sometimes(random, 3) {
-            faults.freezes.push(Freeze { span: span(random, 100), end: random.below(2) });
-        }
-        // Messages of an unreliable connection may overtake each other where the way changes.
-        if service.is_reliable() && random.chance(3) {
-            // Some are near from the start, and some for good.
-            let start = if random.chance(3) { Duration::ZERO } else { span(random, 1).start };
-            let length = if random.chance(3) { Duration::from_secs(1000) } else { span(random, 20).length };
-            let span = Span { start, length };
-            faults.nearness = Some(Nearness { span, loses: random.chance(2) });
-        }
+        let faults = faults(random);
         let requests = 1 + random.below(40);
         let refused =
             (service.is_reliable() && random.chance(4)).then(|| (random.below(2), random.below(requests)));
         let buffer = random.chance(5).then(|| 20 + random.below(200) as u32);
-        Scenario { service, requests, paced: random.chance(2), refused, faults, buffer }
+        Scenario {
+            services: Services::Pair(service),
+            requests,
+            talks: random.chance(4),
+            pace: random.chance(2).then(|| [10, 500][random.below(2)]),
+            refused,
+            faults,
+            buffer,
+        }
     }
 
-    /// Runs it. Returns how much happened.
-    pub(crate) fn run(&self, random: &mut Random) -> u64 {
-        let mut options = options(self.service, random);
-        if self.refused.is_some() && options.timeout == 0 {
+    /// Many pairs of queue pairs, whose peer refuses a request of the first one.
+    pub(crate) fn many(random: &mut Random) -> Scenario {
+        let services = Services::Many(2 + random.below(11));
+        let requests = 1 + random.below(10);
+        Scenario { services, requests, ..Scenario::new(Service::Rc, random) }.with_refused_in_range()
+    }
+
+    fn with_refused_in_range(mut self) -> Scenario {
+        self.refused = self.refused.map(|(side, number)| (side, number % self.requests));
+        self
+    }
+
+    /// Queue pair number `number` of each end, before it has anything to do.
+    fn pair(&self, number: usize, service: Service, random: &mut Random) -> QueuePairs {
+        let mut options = Options { number: 100 + 2 * number as u32, ..options(service, random) };
+        let refused = self.refused.filter(|_| number == 0);
+        let may_be_refused = refused.is_some() || self.faults.other_mtu.is_some();
+        if may_be_refused && options.timeout == 0 {
             // The end that has refused a request does not answer any more, and without a timeout its peer would ask for ever.
             options.timeout = 12;
         }
         let mut pair = QueuePairs::new(options, self.faults.clone(), random);
         pair.buffer = self.buffer;
-        // The window is of peers by the network.
-        pair.ends.iter_mut().for_each(|end| end.has_window = self.faults.nearness.is_none());
-        pair.paced = self.paced;
-        pair.refused = self.refused;
-        let expected = [0, 1].map(|side| load(&mut pair, side, self.requests, random));
-        if self.service.is_reliable() {
-            run_reliable(&mut pair, &expected, self.requests, random);
-        } else {
-            run_unreliable(&mut pair, &expected, self.requests, random);
+        for end in &mut pair.ends {
+            // The window is of peers by the network.
+            end.has_window = self.faults.nearness.is_none() && service.is_reliable();
+            if let Some(nearness) = self.faults.nearness {
+                end.tick_lag = nearness.tick_lag;
+                end.program.longest_kept = nearness.longest_kept;
+                if let Some(longest) = nearness.longest_kept {
+                    end.requester.set_longest_overtaken(longest);
+                }
+                if nearness.tick_lag.is_some() {
+                    end.requester.set_clock_lags();
+                }
+            }
         }
-        pair.events + 2 * self.requests as u64
+        (pair.talks, pair.pace) = (self.talks, self.pace);
+        pair.refused = refused;
+        pair
+    }
+
+    /// Runs it. Returns how much happened.
+    pub(crate) fn run(&self, random: &mut Random) -> u64 {
+        let requests = self.requests;
+        match self.services {
+            Services::Pair(service) => {
+                let mut pair = self.pair(0, service, random);
+                let expected = [0, 1].map(|side| load(&mut pair, side, requests, random));
+                if service.is_reliable() {
+                    run_reliable(&mut pair, &expected, requests, random);
+                } else {
+                    run_unreliable(&mut pair, &expected, requests, random);
+                }
+                pair.events + 2 * requests as u64
+            }
+            Services::Many(count) => {
+                let services = [Service::Rc, Service::Xrc, Service::Uc].into_iter().cycle();
+                let pairs = services.take(count).enumerate();
+                let mut pairs: Vec<_> =
+                    pairs.map(|(number, service)| self.pair(number, service, random)).collect();
+                let mut load = |pair: &mut QueuePairs| {
+                    let expected = [0, 1].map(|side| load(pair, side, requests, random));
+                    if !pair.options.service.is_reliable() {
+                        prepare_unreliable(pair);
+                    }
+                    expected
+                };
+                let expected: Vec<_> = pairs.iter_mut().map(&mut load).collect();
+                let mut hosts = Hosts::new(pairs);
+                hosts.run(&expected, random);
+                for (pair, expected) in hosts.pairs().iter().zip(&expected) {
+                    judge_pair(pair, expected, requests);
+                }
+                hosts.pairs().iter().map(|pair| pair.events + 2 * requests as u64).sum()
+            }
+        }
     }
 }
 
@@ -100,9 +232,7 @@ pub(super) fn run_reliable(
     random: &mut Random,
 ) {
     pair.run_with(random, |pair| pair.check(expected));
-    for (side, expected) in expected.iter().enumerate() {
-        judge(pair, side, requests, expected);
-    }
+    judge_pair(pair, expected, requests);
 }
 
 /// Runs an unreliable connection whose ends have so many requests each, and checks that whole messages come in order, or nothing of them.
@@ -112,37 +242,58 @@ pub(super) fn run_unreliable(
     requests: usize,
     random: &mut Random,
 ) {
-    for side in 0..2 {
-        // Receives are taken in order, so each must do for any message.
-        let count = pair.receives[side].len();
-        pair.receives[side].clear();
-        pair.ends[side].program.receives.extend(std::iter::repeat_n(LONGEST, 2 * count));
-    }
+    prepare_unreliable(pair);
     pair.run(random);
+    judge_pair(pair, expected, requests);
+}
+
+/// Posts receives for an unreliable connection. They are taken in order, so each must do for any message.
+fn prepare_unreliable(pair: &mut QueuePairs) {
+    for (receives, end) in pair.receives.iter_mut().zip(&mut pair.ends) {
+        end.program.receives.extend(std::iter::repeat_n(LONGEST, 2 * receives.len()));
+        receives.clear();
+    }
+}
+
+/// Checks how both ends have ended.
+fn judge_pair(pair: &QueuePairs, expected: &[Expectations; 2], requests: usize) {
     for (side, expected) in expected.iter().enumerate() {
-        let program = &pair.ends[side].program;
-        let complete: Vec<u64> = program.completions.iter().map(|(sequence, ..)| *sequence).collect();
-        assert_eq!(complete, Vec::from_iter(0..requests as u64));
-        let peer = &pair.ends[1 - side].program;
-        for (delivery, _) in &peer.deliveries {
-            if delivery.kind == DeliveryKind::WriteWithImmediate {
-                let (start, end) = expected.announced[&delivery.immediate.unwrap()];
-                assert!(peer.regions[&WRITABLE].bytes[start..end] == expected.writable[start..end]);
-            }
-        }
-        // The messages that came are some of those that were sent, in the order of sending. A repeated message of one packet counts as another one.
-        let delivered = &peer.deliveries;
-        if pair.faults.lets_all_through() && pair.buffer.is_none() {
-            assert!(*delivered == expected.deliveries, "all delivered");
-        } else if pair.faults.repeat == 0 && pair.faults.delay == 0 && pair.faults.late == 0 {
-            let mut sent = expected.deliveries.iter();
-            for delivery in delivered {
-                assert!(sent.any(|sent| sent == delivery), "delivered in order");
-            }
+        if pair.options.service.is_reliable() {
+            judge(pair, side, requests, expected);
         } else {
-            assert!(delivered.iter().all(|delivery| expected.deliveries.contains(delivery)));
+            judge_unreliable(pair, side, requests, expected);
         }
     }
+}
+
+/// Checks that whole messages of an unreliable end have come in order, or nothing of them.
+fn judge_unreliable(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectations) {
+    let program = &pair.ends[side].program;
+    let complete: Vec<u64> = program.completions.iter().map(|(sequence, ..)| *sequence).collect();
+    assert_eq!(complete, Vec::from_iter(0..requests as u64));
+    let peer = &pair.ends[1 - side].program;
+    for (delivery, _) in &peer.deliveries {
+        if delivery.kind == DeliveryKind::WriteWithImmediate {
+            let (start, end) = expected.announced[&delivery.immediate.unwrap()];
+            assert!(peer.regions[&WRITABLE].bytes[start..end] == expected.writable[start..end]);
+        }
+    }
+    // The messages that came are some of those that were sent, in the order of sending. A repeated message of one packet counts as another one.
+    let delivered = &peer.deliveries;
+    if pair.faults.lets_all_through() && pair.buffer.is_none() {
+        assert!(*delivered == expected.deliveries, "all delivered");
+    } else if pair.faults.keeps_order() {
+        let mut sent = expected.deliveries.iter();
+        for delivery in delivered {
+            assert!(sent.any(|sent| sent == delivery), "delivered in order");
+        }
+    } else {
+        assert!(delivered.iter().all(|delivery| expected.deliveries.contains(delivery)));
+    }
+    assert!(
+        delivered.iter().all(|(delivery, _)| pair.fits_both(delivery.length)),
+        "a message of another MTU"
+    );
 }
 
 // IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
@@ -161,11 +312,15 @@ fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectation
             assert!(end.requester.is_idle() && end.requester.in_flight() == 0);
         }
         Some(CompletionStatus::RemoteAccess) => assert_eq!(refused, Some(done), "a request was refused"),
+        Some(CompletionStatus::RemoteInvalidRequest) if pair.shorter_mtu().is_some() => {
+            assert!(!pair.fits_both(expected.length(done)), "request {done} fits a packet of both ends");
+        }
         Some(status) => {
             let is_late =
                 matches!(status, CompletionStatus::RetryExceeded | CompletionStatus::RnrRetryExceeded);
             assert!(is_late, "request {done}: {status:?}");
-            let is_cut = !pair.faults.outages.is_empty() || !pair.faults.freezes.is_empty();
+            let longest = MAX_HEADER + expected.length(done).min(pair.options.mtu) as usize + ICRC_LEN;
+            let is_cut = pair.faults.may_silence(side, longest);
             // A peer whose own request was refused, or has failed, does not answer any more.
             let is_gone =
                 pair.ends[1 - side].requester.has_failed() || pair.ends[1 - side].responder.has_failed();
@@ -182,6 +337,8 @@ fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectation
         }
     }
     assert!(!end.has_window || done < requests || end.window.in_flight() == 0, "the window is not empty");
+    let mut carried_out = (0..done).filter(|number| refused != Some(*number));
+    assert!(carried_out.all(|number| pair.fits_both(expected.length(number))), "a request of another MTU");
     assert!(completions.len() <= done + 1, "something completes by itself after a failure");
     let written = &peer.regions[&WRITABLE].bytes;
     let is_after = |state: &State| {
@@ -217,16 +374,23 @@ impl Shrink for Scenario {
                 add(&|smaller| smaller.requests = requests);
             }
         }
-        for number in 0..self.faults.outages.len() {
-            add(&|smaller| {
-                smaller.faults.outages.remove(number);
-            });
+        if let Services::Many(count) = self.services
+            && count > 1
+        {
+            for count in [count / 2, count - 1] {
+                add(&|smaller| smaller.services = Services::Many(count));
+            }
         }
-        for number in 0..self.faults.freezes.len() {
-            add(&|smaller| {
-                smaller.faults.freezes.remove(number);
-            });
+        macro_rules! drop_one_of {
+            ($($list:ident),*) => {$(
+                for number in 0..self.faults.$list.len() {
+                    add(&|smaller| {
+                        smaller.faults.$list.remove(number);
+                    });
+                }
+            )*};
         }
+        drop_one_of!(outages, narrowings, freezes, starvations, leaps);
         let mut drop_number = |of: fn(&mut Faults) -> &mut usize| {
             if *of(&mut self.faults.clone()) > 0 {
                 add(&|smaller| *of(&mut smaller.faults) = 0);
@@ -238,8 +402,20 @@ impl Shrink for Scenario {
         drop_number(|faults| &mut faults.late);
         drop_number(|faults| &mut faults.damage);
         drop_number(|faults| &mut faults.forge);
-        if self.faults.nearness.is_some() {
+        if self.faults.other_mtu.is_some() {
+            add(&|smaller| smaller.faults.other_mtu = None);
+        }
+        if let Some(nearness) = self.faults.nearness {
             add(&|smaller| smaller.faults.nearness = None);
+            if nearness.wait > 0 {
+                add(&|smaller| smaller.faults.nearness = Some(Nearness { wait: 0, ..nearness }));
+            }
+            if nearness.longest_kept.is_some() {
+                add(&|smaller| smaller.faults.nearness = Some(Nearness { longest_kept: None, ..nearness }));
+            }
+            if nearness.tick_lag.is_some() {
+                add(&|smaller| smaller.faults.nearness = Some(Nearness { tick_lag: None, ..nearness }));
+            }
         }
         if self.refused.is_some() {
             add(&|smaller| smaller.refused = None);
@@ -247,8 +423,11 @@ impl Shrink for Scenario {
         if self.buffer.is_some() {
             add(&|smaller| smaller.buffer = None);
         }
-        if self.paced {
-            add(&|smaller| smaller.paced = false);
+        if self.talks {
+            add(&|smaller| smaller.talks = false);
+        }
+        if self.pace.is_some() {
+            add(&|smaller| smaller.pace = None);
         }
         all
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use adverb_proto::ib::{CompletionStatus, Operation, ReceiveFault, Service};
 
 use super::end::{self, SendWork};
-use super::pair::{
-    BASE, COUNTERS, Faults, Outage, PRIVATE, QueuePairs, READABLE, Span, WRITABLE, load, options,
-};
-use super::scenario::{run_reliable, run_unreliable};
+use super::faults::{Faults, Outage, Span};
+use super::pair::{BASE, COUNTERS, PRIVATE, QueuePairs, READABLE, WRITABLE, options};
+use super::scenario::{Scenario, run_reliable, run_unreliable};
+use super::work::load;
 use crate::Random;
 
 /// Prints the seed if a test fails with it.
@@ -179,6 +179,16 @@ fn unreliable_connections_deliver_whole_messages_in_order_or_nothing() {
             },
         };
         unreliable(faults, random);
+    });
+}
+
+#[test]
+fn all_faults_at_once_break_no_promise() {
+    with_seeds(90_000, 50, |random| {
+        for service in [Service::Rc, Service::Xrc, Service::Uc] {
+            Scenario::new(service, random).run(random);
+        }
+        Scenario::many(random).run(random);
     });
 }
 
