@@ -49,6 +49,9 @@ impl WatcherEnd {
     }
 }
 
+/// Wake-ups that the watcher serves in a row, before other tasks of its thread get their turn.
+const MOST_WAKE_UPS_AT_ONCE: usize = 16;
+
 /// The task of a connection that waits for its queue's descriptor. It also waits for packets, if the connection attends.
 pub(super) struct Watcher {
     driver: Arc<Driver>,
@@ -73,10 +76,19 @@ impl Watcher {
             cause.event = true;
         }
         if let Some(Poll::Ready(ready)) = self.arrivals.as_mut().map(|it| it.poll_readable(context)) {
-            ready?;
-            cause.arrival = true;
+            cause.arrival = ready.is_ok();
+            if ready.is_err() {
+                // The background thread takes the packets in.
+                self.end_attendance();
+            }
         }
         if cause == WakeCause::default() { Poll::Pending } else { Poll::Ready(Ok(cause)) }
+    }
+
+    fn end_attendance(&mut self) {
+        if self.arrivals.take().is_some() {
+            self.driver.end_attendance();
+        }
     }
 }
 
@@ -88,15 +100,15 @@ impl Future for Watcher {
         if this.arrivals.is_none() {
             this.arrivals = this.driver.begin_attendance(&*this.runtime);
         }
-        loop {
+        for _ in 0..MOST_WAKE_UPS_AT_ONCE {
             if this.driver.watcher_end().has_come(context) {
                 return Poll::Ready(());
             }
             match this.poll_cause(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(cause)) => {
-                    if !this.driver.tend(cause) && this.arrivals.take().is_some() {
-                        this.driver.end_attendance();
+                    if !this.driver.tend(cause) {
+                        this.end_attendance();
                     }
                 }
                 Poll::Ready(Err(error)) => {
@@ -105,12 +117,14 @@ impl Future for Watcher {
                 }
             }
         }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
         // Messages that the program still has keep the driver.
-        self.driver.end_attendance();
+        self.end_attendance();
     }
 }
