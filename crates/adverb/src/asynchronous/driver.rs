@@ -5,7 +5,7 @@
 //! in the same way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one that is dropped, or that nobody
 //! polls.
 //!
-//! The watcher of one connection of the process *attends*: packets that arrive wake it directly, and the background thread sleeps on
+//! The watcher of the only connection of a process *attends*: packets that arrive wake it directly, and the background thread sleeps on
 //! ([`Attendant`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
 //! only when it waits again.
 
@@ -33,6 +33,11 @@ const MOST_IN_VAIN: u32 = 64;
 
 /// Connections of the process that have futures.
 static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the process has one such connection.
+fn is_alone() -> bool {
+    CONNECTIONS.load(Ordering::Relaxed) == 1
+}
 
 /// A connection, and the state that its futures share. Thread-safe.
 pub(super) struct Driver {
@@ -430,15 +435,19 @@ impl Driver {
     pub(super) fn tend(&self, cause: WakeCause) -> bool {
         let mut afterwards = Afterwards::default();
         let mut state = self.lock();
-        let is_alone = CONNECTIONS.load(Ordering::Relaxed) == 1;
+        let is_alone = is_alone();
         if let Err(error) = state.tend(&self.queue, cause, is_alone, &mut afterwards) {
             state.fail(error, &mut afterwards);
         }
-        matches!(state.attendance, Attendance::Attends { in_vain, .. } if in_vain < MOST_IN_VAIN)
+        is_alone && matches!(state.attendance, Attendance::Attends { in_vain, .. } if in_vain < MOST_IN_VAIN)
     }
 
-    /// Has the connection attend, if no other one does, and if `runtime` watches a descriptor more.
+    /// Has the connection attend, if it is the only one, and if `runtime` watches a descriptor more.
     pub(super) fn begin_attendance(&self, runtime: &dyn Runtime) -> Option<Box<dyn Watch>> {
+        // The tasks of several connections may run on several threads: the background thread serves them better.
+        if !is_alone() {
+            return None;
+        }
         let engine = self.connection.domain().context().0.engine();
         // In a child of fork, another thread may have a lock of this engine.
         let attendant = engine::existing().filter(|it| std::ptr::eq(*it, engine))?.reactor.attendant()?;
