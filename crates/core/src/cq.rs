@@ -567,6 +567,18 @@ impl CompletionQueue {
         Ok(())
     }
 
+    /// No thread waits for the event that the queue is armed for. It may come nevertheless, if a completion has come at this instant.
+    pub fn disarm(&self) {
+        // In a child of fork, no thread may have let go of the lock.
+        if self.born.is_here() {
+            let ring = self.lock();
+            // A thread in its sleep on the lane's descriptors waits for the event, too.
+            if ring.sleepers == 0 {
+                self.arming.disarm();
+            }
+        }
+    }
+
     /// The owner of the queue is a part of this engine and no program: its polls serve one-sided requests, too, and its threads may sleep on the lane's
     /// descriptors.
     pub fn serve(&self) {

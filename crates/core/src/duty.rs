@@ -7,6 +7,9 @@
 //!
 //! A signal handler or a debugger may keep the thread on duty from its work. Then it loses the duty: the background thread *looks* from time to time, and
 //! takes it. The other thread may sleep on nevertheless, and arrivals wake it as before, beside the background thread.
+//!
+//! A task of an async program takes the duty in the same way, when it is about to wait. Its thread may run other tasks for a while, so the background
+//! thread looks earlier.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{Mutex, MutexGuard};
@@ -15,6 +18,26 @@ use std::time::Duration;
 
 /// The duty is taken from a thread that has had it for so long without being woken once, or for twice as long.
 const LOOK: Duration = Duration::from_millis(5);
+/// The same for a task. Its thread may run other tasks, so nothing says that it sleeps.
+const TASK_LOOK: Duration = Duration::from_micros(400);
+
+/// What waits for an event, and takes in packets meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiter {
+    /// A thread, which does nothing but sleep.
+    Thread,
+    /// A task of an async program.
+    Task,
+}
+
+impl Waiter {
+    fn look(self) -> Duration {
+        match self {
+            Self::Thread => LOOK,
+            Self::Task => TASK_LOOK,
+        }
+    }
+}
 
 /// The number of a turn. A new one begins each time that a thread takes the duty, or goes on with it after it has been woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +59,8 @@ pub(crate) struct Duty {
 struct State {
     /// The turn of the thread that is on duty; the background thread is if there is none.
     on_duty: Option<Turn>,
+    /// What has, or last had, that turn.
+    waiter: Waiter,
     latest: Turn,
     /// The latest turn when the background thread last looked, if it is to look again.
     seen: Option<Turn>,
@@ -44,14 +69,18 @@ struct State {
 impl Duty {
     /// The background thread is on duty.
     pub(crate) fn new(arrivals: &'static dyn Arrivals, timers: &'static dyn Timers) -> Arc<Self> {
-        let state = State { on_duty: None, latest: Turn(0), seen: None };
+        let state = State { on_duty: None, waiter: Waiter::Thread, latest: Turn(0), seen: None };
         Arc::new(Self { arrivals, timers, state: Mutex::new(state) })
     }
 
     /// The caller is about to sleep on the descriptors, and is on duty until [`Duty::end`]. None: another thread of the program is.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Turn> {
+    pub(crate) fn take(self: &Arc<Self>, waiter: Waiter) -> Option<Turn> {
         let mut state = self.lock();
-        if state.on_duty.is_some() || !self.look_later(&mut state) {
+        if state.on_duty.is_some() {
+            return None;
+        }
+        state.waiter = waiter;
+        if !self.look_later(&mut state) {
             return None;
         }
         self.arrivals.watch(false);
@@ -59,13 +88,13 @@ impl Duty {
     }
 
     /// The caller has been woken, and is about to sleep again. None: another thread of the program is on duty now.
-    pub(crate) fn go_on(self: &Arc<Self>, turn: Turn) -> Option<Turn> {
+    pub(crate) fn go_on(self: &Arc<Self>, turn: Turn, waiter: Waiter) -> Option<Turn> {
         let mut state = self.lock();
         if state.on_duty == Some(turn) {
             return Some(state.begin());
         }
         drop(state);
-        self.take()
+        self.take(waiter)
     }
 
     /// The caller sleeps no more.
@@ -83,7 +112,7 @@ impl Duty {
 
     /// Sets the timer by which the background thread looks. False if there can be none.
     fn look_later(self: &Arc<Self>, state: &mut State) -> bool {
-        if state.seen.is_none() && self.timers.set_timer(LOOK, self.clone()).is_ok() {
+        if state.seen.is_none() && self.timers.set_timer(state.waiter.look(), self.clone()).is_ok() {
             state.seen = Some(state.latest);
         }
         state.seen.is_some()
@@ -165,28 +194,28 @@ mod tests {
     #[test]
     fn one_thread_is_on_duty_until_it_ends() {
         let (world, duty) = World::new();
-        let turn = duty.take().unwrap();
-        assert!(!world.is_watched() && duty.take().is_none());
-        let turn = duty.go_on(turn).unwrap();
+        let turn = duty.take(Waiter::Thread).unwrap();
+        assert!(!world.is_watched() && duty.take(Waiter::Thread).is_none());
+        let turn = duty.go_on(turn, Waiter::Thread).unwrap();
         assert!(!world.is_watched());
         duty.end(turn);
-        assert!(world.is_watched() && duty.take().is_some());
+        assert!(world.is_watched() && duty.take(Waiter::Thread).is_some());
     }
 
     #[test]
     fn who_is_kept_from_it_loses_the_duty_and_may_take_it_again() {
         let (world, duty) = World::new();
-        let kept = duty.take().unwrap();
+        let kept = duty.take(Waiter::Thread).unwrap();
         world.look();
         assert!(!world.is_watched(), "it may have begun a moment ago");
         world.look();
         assert!(world.is_watched());
-        let other = duty.take().unwrap();
-        assert!(duty.go_on(kept).is_none(), "it is the other's");
+        let other = duty.take(Waiter::Thread).unwrap();
+        assert!(duty.go_on(kept, Waiter::Thread).is_none(), "it is the other's");
         duty.end(kept);
         assert!(!world.is_watched());
         duty.end(other);
-        let again = duty.go_on(kept).unwrap();
+        let again = duty.go_on(kept, Waiter::Thread).unwrap();
         assert!(!world.is_watched());
         duty.end(again);
         assert!(world.is_watched());
@@ -195,9 +224,9 @@ mod tests {
     #[test]
     fn who_is_woken_again_and_again_keeps_it() {
         let (world, duty) = World::new();
-        let mut turn = duty.take().unwrap();
+        let mut turn = duty.take(Waiter::Thread).unwrap();
         for _ in 0..10 {
-            turn = duty.go_on(turn).unwrap();
+            turn = duty.go_on(turn, Waiter::Thread).unwrap();
             assert_eq!(world.look(), 1);
             assert!(!world.is_watched());
         }
@@ -208,7 +237,7 @@ mod tests {
     fn no_timer_runs_for_threads_that_do_not_come() {
         let (world, duty) = World::new();
         for _ in 0..3 {
-            duty.end(duty.take().unwrap());
+            duty.end(duty.take(Waiter::Thread).unwrap());
         }
         assert_eq!([world.look(), world.look(), world.look()], [1, 1, 0]);
         assert!(world.is_watched());

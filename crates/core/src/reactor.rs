@@ -9,13 +9,13 @@
 use crate::containment;
 use crate::deadlines::Deadlines;
 pub use crate::deadlines::Timer;
-use crate::duty::{Arrivals, Duty, Turn};
+use crate::duty::{Arrivals, Duty, Turn, Waiter};
 use crate::error::{Error, Result};
 use crate::event::add_token;
 use crate::fork::{self, ForkGeneration};
 use crate::helpers::Helpers;
 use crate::setting;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -75,6 +75,8 @@ pub struct Reactor {
     deadlines: Deadlines<Arc<dyn Source>>,
     started: AtomicBool,
     duty: OnceLock<Arc<Duty>>,
+    /// A task of the program is the [`Attendant`].
+    has_attendant: AtomicBool,
     /// The engine's threads, of which this is the first.
     pub helpers: Helpers,
 }
@@ -96,6 +98,8 @@ const WAKE: u64 = u64::MAX;
 const ARRIVALS: u64 = u64::MAX - 1;
 /// In a [`Token`]: of a descriptor at which messages arrive.
 const ARRIVAL: u64 = 1 << 63;
+/// Descriptors at which messages have arrived that are served in a row.
+const MOST_SERVED_AT_ONCE: usize = 16;
 /// The name of the background thread.
 const NAME: &str = "adverb";
 
@@ -132,6 +136,7 @@ impl Reactor {
             deadlines: Deadlines::default(),
             started: AtomicBool::new(false),
             duty: OnceLock::new(),
+            has_attendant: AtomicBool::new(false),
             helpers: Helpers::default(),
         })
     }
@@ -253,17 +258,26 @@ impl Reactor {
         if !self.started.load(Ordering::Relaxed) {
             return None;
         }
-        let turn = self.duty().take()?;
+        let turn = self.duty().take(Waiter::Thread)?;
         Some(DutyGuard { reactor: self, turn: Some(turn), born: ForkGeneration::now() })
+    }
+
+    /// The calling task of an async program is to take in packets in the background thread's place, whenever it waits. None: another task does, or no
+    /// packets can arrive.
+    pub fn attendant(&'static self) -> Option<Attendant> {
+        let is_free = self.started.load(Ordering::Relaxed)
+            && !self.has_attendant.load(Ordering::Relaxed)
+            && !self.has_attendant.swap(true, Ordering::AcqRel);
+        is_free.then(|| Attendant { reactor: self, turn: None, born: ForkGeneration::now() })
     }
 
     fn duty(&'static self) -> &'static Arc<Duty> {
         self.duty.get_or_init(|| Duty::new(self, self))
     }
 
-    /// Calls `serve` for each descriptor with events at this moment.
-    fn serve_arrivals(&self, serve: impl Fn(Token, RawFd, Arc<dyn Source>, Readiness)) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+    /// Calls `serve` for each descriptor with events at this moment, or for [`MOST_SERVED_AT_ONCE`] of them. How many there were.
+    fn serve_arrivals(&self, serve: impl Fn(Token, RawFd, Arc<dyn Source>, Readiness)) -> usize {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST_SERVED_AT_ONCE];
         let (room, now) = (events.len(), 0);
         // SAFETY: a live slice; no signal mask. As a plain system call it is no cancellation point.
         let count = unsafe {
@@ -277,12 +291,14 @@ impl Reactor {
                 8usize,
             )
         };
-        for event in &events[..count.max(0) as usize] {
+        let count = count.max(0) as usize;
+        for event in &events[..count] {
             let token = Token(event.u64);
             if let Some((source, descriptor)) = self.find(token) {
                 serve(token, descriptor, source, event.events);
             }
         }
+        count
     }
 
     /// Calls `source.timeout()` once `after` has passed.
@@ -399,7 +415,7 @@ impl DutyGuard {
 
     /// The thread is about to sleep again: on duty, unless another thread of the program is by now.
     pub fn go_on(&mut self) {
-        self.turn = self.turn.take().and_then(|turn| self.reactor.duty().go_on(turn));
+        self.turn = self.turn.take().and_then(|turn| self.reactor.duty().go_on(turn, Waiter::Thread));
     }
 }
 
@@ -409,6 +425,63 @@ impl Drop for DutyGuard {
         if let (Some(turn), true) = (self.turn, self.born.is_here()) {
             self.reactor.duty().end(turn);
         }
+    }
+}
+
+/// The role of the one task of an async program that takes in packets in the background thread's place while it waits. Until dropped.
+///
+/// The task watches [`Attendant::descriptor`] by its runtime. Woken, it looks for what it waits for, and then [attends](Attendant::attend) before it waits
+/// again. A task that is woken and does not come back loses the duty after a moment, as one does that waits long.
+pub struct Attendant {
+    reactor: &'static Reactor,
+    turn: Option<Turn>,
+    born: ForkGeneration,
+}
+
+impl Attendant {
+    /// A descriptor that becomes readable when something arrives, whoever is on duty. To be watched for changes: it may stay readable.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        // SAFETY: the reactor's, which lives as long as the process.
+        let arrivals = unsafe { BorrowedFd::borrow_raw(self.reactor.arrivals) };
+        arrivals.try_clone_to_owned().map_err(|error| {
+            let text = format!("a descriptor for what arrives: {error}");
+            Error::new(error.raw_os_error().unwrap_or(libc::EIO), text)
+        })
+    }
+
+    /// The task is about to wait: it takes in all packets that have arrived, and is on duty from now on, unless another thread of the program is. With
+    /// no lock held that a transport knows.
+    pub fn attend(&mut self) {
+        // So many that others get their turn. What is left then is the background thread's.
+        const TURNS: usize = 8;
+        if !self.born.is_here() {
+            return;
+        }
+        // Before it takes the duty: what arrives later makes the descriptor readable anew.
+        let serve = || self.reactor.serve_arrivals(|_, _, source, readiness| source.attended(readiness));
+        let is_done = (0..TURNS).any(|_| serve() < MOST_SERVED_AT_ONCE);
+        let duty = self.reactor.duty();
+        match (self.turn.take(), is_done) {
+            (Some(turn), true) => self.turn = duty.go_on(turn, Waiter::Task),
+            (None, true) => self.turn = duty.take(Waiter::Task),
+            (turn, false) => turn.into_iter().for_each(|turn| duty.end(turn)),
+        }
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        // In a child of fork another thread may have had the lock. The engine of the child is a new one.
+        if !self.born.is_here() {
+            return;
+        }
+        if let Some(turn) = self.turn {
+            self.reactor.duty().end(turn);
+        }
+        self.reactor.has_attendant.store(false, Ordering::Release);
     }
 }
 

@@ -191,6 +191,51 @@ fn the_background_thread_takes_it_in_when_nobody_sleeps_for_an_event() {
     }
 }
 
+/// Whether the descriptor is readable.
+fn is_readable(descriptor: &OwnedFd) -> bool {
+    let mut entry = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live entry; no waiting.
+    unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+}
+
+#[test]
+fn a_task_that_attends_takes_in_what_arrives() {
+    let world = World::new();
+    let reactor = &engine::engine().unwrap().reactor;
+    let mut attendant = reactor.attendant().unwrap();
+    assert!(reactor.attendant().is_none(), "one task at a time");
+    let descriptor = attendant.descriptor().unwrap();
+    let end = Instant::now() + TEST_TIMEOUT;
+    let mut by_task = 0;
+    // Most of the time. The background thread looks where this one has no processor for a while.
+    while by_task < 20 {
+        assert!(Instant::now() < end, "the background thread takes in what is the task's: {by_task}");
+        attendant.attend();
+        world.arrive();
+        // The background thread may have been there before.
+        while !is_readable(&descriptor) && world.queue.waiting() == 0 {
+            std::thread::yield_now();
+        }
+        attendant.attend();
+        by_task += u32::from(world.taker() != BACKGROUND);
+        world.queue.poll(16, |_| ()).unwrap();
+    }
+    drop(attendant);
+    assert!(reactor.attendant().is_some(), "another task's turn");
+}
+
+#[test]
+fn the_background_thread_takes_in_what_a_task_does_not_come_back_for() {
+    let world = World::new();
+    let reactor = &engine::engine().unwrap().reactor;
+    let mut attendant = reactor.attendant().unwrap();
+    for _ in 0..10 {
+        attendant.attend();
+        world.arrive();
+        assert_eq!(world.taker(), BACKGROUND);
+    }
+}
+
 // PRACTICE-EVENT-2
 #[test]
 fn the_descriptor_is_readable_only_while_an_event_waits() {

@@ -1,8 +1,9 @@
 //! Async connections, and the messages that come by them.
 
-use super::driver::{Driver, Ticket, Watcher};
+use super::driver::{Driver, Ticket};
 use super::endpoint::duplicate;
 use super::runtime::{Runtime, readable};
+use super::watcher::Watcher;
 use super::{AsyncOptions, failed_wait};
 use crate::{
     Buffer, Completion, CompletionQueue, Connection, End, Error, Payload, ProtectionDomain, RemoteMemory,
@@ -46,7 +47,7 @@ impl AsyncConnection {
         let descriptor = duplicate(&queue)?;
         let watch = runtime.watch(descriptor).map_err(|error| failed_wait("completions", &error))?;
         let driver = Arc::new(Driver::new(connection, queue, options.max_sends, options.spin));
-        runtime.spawn(Box::pin(Watcher { driver: driver.clone(), watch }));
+        runtime.spawn(Box::pin(Watcher::new(driver.clone(), runtime.clone(), watch)));
         Ok(Self { driver, runtime, options: options.clone() })
     }
 
@@ -338,7 +339,7 @@ impl Drop for AsyncConnection {
     fn drop(&mut self) {
         // Messages that the program still has keep the rest.
         let _ = self.disconnect();
-        self.driver.end_watcher();
+        self.driver.watcher_end().come();
     }
 }
 

@@ -2,23 +2,42 @@
 //!
 //! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that they concern. If its own is not among them,
 //! it leaves its waker and arms the queue. One task of the connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions
-//! in the same way, and arms the queue again while tasks wait. So no future depends on another one that is dropped, or that nobody polls.
+//! in the same way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one that is dropped, or that nobody
+//! polls.
+//!
+//! The watcher of the only connection of a process *attends*: packets that arrive wake it directly, and the background thread sleeps on
+//! ([`Attendant`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
+//! only when it waits again.
 
-use super::failed_wait;
-use super::runtime::Watch;
+use super::runtime::{Runtime, Watch};
+use super::watcher::{WakeCause, WatcherEnd};
 use crate::request::buffers_of_completion;
 use crate::{Buffer, Completion, CompletionQueue, Connection, Error, Result, WorkRequest};
+use adverb_core::engine;
+use adverb_core::reactor::Attendant;
 use adverb_core::request::SendFlags;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::hint::spin_loop;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// The number of each receive. Requests of the send queue have the index of their place.
 pub(super) const RECEIVE: u64 = u64::MAX;
+
+/// A watcher attends no more when packets of others alone have woken it so many times in a row.
+const MOST_IN_VAIN: u32 = 64;
+
+/// Connections of the process that have futures.
+static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether the process has one such connection.
+fn is_alone() -> bool {
+    CONNECTIONS.load(Ordering::Relaxed) == 1
+}
 
 /// A connection, and the state that its futures share. Thread-safe.
 pub(super) struct Driver {
@@ -27,7 +46,7 @@ pub(super) struct Driver {
     /// How long a future looks for completions before its task sleeps.
     spin: Duration,
     state: Mutex<DriverState>,
-    watcher: Mutex<WatcherEnd>,
+    watcher_end: WatcherEnd,
 }
 
 struct DriverState {
@@ -45,10 +64,20 @@ struct DriverState {
     awaited: usize,
     /// The descriptor will be readable at the next completion, or is so already.
     armed: bool,
+    attendance: Attendance,
     /// The queue cannot be watched any more.
     failure: Option<Error>,
     /// Buffers of requests whose futures were dropped, and of atomics.
     spare: Vec<Buffer>,
+}
+
+/// The connection's part in taking in packets, its own ones and those of others.
+enum Attendance {
+    /// None: the background thread takes them in, or another connection.
+    None,
+    /// Packets wake the watcher. `is_due`: they have woken it, and some may not be taken in yet. `in_vain`: how often in a row nothing has come for
+    /// this connection.
+    Attends { attendant: Attendant, is_due: bool, in_vain: u32 },
 }
 
 /// A place in the table of requests.
@@ -59,13 +88,6 @@ enum Request {
     /// Nobody waits for the end any more.
     Detached,
     Done(Completion),
-}
-
-/// Tells the watcher to end.
-#[derive(Default)]
-struct WatcherEnd {
-    ended: bool,
-    waker: Option<Waker>,
 }
 
 /// Tasks that wait for the same thing, in the order in which they came.
@@ -123,15 +145,17 @@ impl Drop for Afterwards {
 }
 
 impl DriverState {
-    /// Takes all completions out of the queue.
-    fn drain(&mut self, queue: &CompletionQueue, afterwards: &mut Afterwards) -> Result<()> {
+    /// Takes all completions out of the queue. How many there were.
+    fn drain(&mut self, queue: &CompletionQueue, afterwards: &mut Afterwards) -> Result<usize> {
+        let mut count = 0;
         while let Some(completion) = queue.poll()? {
+            count += 1;
             match completion.id {
                 RECEIVE => self.received(completion, afterwards),
                 place => self.sent(place as usize, completion, afterwards),
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     fn received(&mut self, completion: Completion, afterwards: &mut Afterwards) {
@@ -178,12 +202,61 @@ impl DriverState {
         }
     }
 
-    /// Arms the queue, and takes what has completed before.
+    /// Arms the queue, and takes what has completed before. A task is about to wait.
     fn arm(&mut self, queue: &CompletionQueue, afterwards: &mut Afterwards) -> Result<()> {
         if !self.armed {
             queue.core().arm(false)?;
             self.armed = true;
             self.drain(queue, afterwards)?;
+        }
+        self.attend();
+        Ok(())
+    }
+
+    /// Takes in packets that have arrived, if that is this connection's part. A completion of an armed queue raises its event.
+    fn attend(&mut self) {
+        if let Attendance::Attends { attendant, is_due, .. } = &mut self.attendance
+            && std::mem::take(is_due)
+        {
+            attendant.attend();
+        }
+    }
+
+    /// Whether a task waits that nothing has woken.
+    fn waits(&self) -> bool {
+        self.awaited > 0
+            || self.posters.queue.len() > self.room
+            || self.end.is_none() && self.readers.queue.len() > self.messages.len()
+    }
+
+    /// Takes the completions that have woken the watcher, and arms the queue again if a task still waits.
+    fn tend(
+        &mut self,
+        queue: &CompletionQueue,
+        cause: WakeCause,
+        is_alone: bool,
+        afterwards: &mut Afterwards,
+    ) -> Result<()> {
+        if cause.event {
+            queue.take_events()?;
+            self.armed = false;
+        }
+        if cause.arrival && self.armed {
+            // This thread looks by itself, without an event.
+            queue.core().disarm();
+            self.armed = false;
+        }
+        let found = self.drain(queue, afterwards)?;
+        if let Attendance::Attends { is_due, in_vain, .. } = &mut self.attendance {
+            *is_due |= cause.arrival;
+            *in_vain = if cause.arrival && found == 0 { *in_vain + 1 } else { 0 };
+        }
+        if self.waits() {
+            return self.arm(queue, afterwards);
+        }
+        // A task that was woken here takes in the rest when it waits again. Other connections may not wait for that.
+        if afterwards.wakers.is_empty() || !is_alone {
+            self.attend();
         }
         Ok(())
     }
@@ -213,10 +286,12 @@ impl Driver {
             end: None,
             awaited: 0,
             armed: false,
+            attendance: Attendance::None,
             failure: None,
             spare: Vec::new(),
         };
-        Self { connection, queue, spin, state: Mutex::new(state), watcher: Mutex::default() }
+        CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        Self { connection, queue, spin, state: Mutex::new(state), watcher_end: WatcherEnd::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverState> {
@@ -356,29 +431,46 @@ impl Driver {
         self.lock().keep([buffer], &mut afterwards);
     }
 
-    /// The descriptor was readable.
-    fn tend(&self) {
+    /// The watcher was woken. Whether it is to go on with its attendance.
+    pub(super) fn tend(&self, cause: WakeCause) -> bool {
         let mut afterwards = Afterwards::default();
         let mut state = self.lock();
-        let tended = self.queue.take_events().and_then(|()| {
-            state.armed = false;
-            state.drain(&self.queue, &mut afterwards)?;
-            let waits =
-                state.awaited > 0 || !state.readers.queue.is_empty() || !state.posters.queue.is_empty();
-            if waits { state.arm(&self.queue, &mut afterwards) } else { Ok(()) }
-        });
-        if let Err(error) = tended {
+        let is_alone = is_alone();
+        if let Err(error) = state.tend(&self.queue, cause, is_alone, &mut afterwards) {
             state.fail(error, &mut afterwards);
         }
+        is_alone && matches!(state.attendance, Attendance::Attends { in_vain, .. } if in_vain < MOST_IN_VAIN)
     }
 
-    /// Ends the watcher.
-    pub(super) fn end_watcher(&self) {
-        let mut end = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-        end.ended = true;
-        let waker = end.waker.take();
-        drop(end);
-        waker.into_iter().for_each(Waker::wake);
+    /// Has the connection attend, if it is the only one, and if `runtime` watches a descriptor more.
+    pub(super) fn begin_attendance(&self, runtime: &dyn Runtime) -> Option<Box<dyn Watch>> {
+        // The tasks of several connections may run on several threads: the background thread serves them better.
+        if !is_alone() {
+            return None;
+        }
+        let engine = self.connection.domain().context().0.engine();
+        // In a child of fork, another thread may have a lock of this engine.
+        let attendant = engine::existing().filter(|it| std::ptr::eq(*it, engine))?.reactor.attendant()?;
+        let watch = runtime.watch(attendant.descriptor().ok()?).ok()?;
+        // Something may have arrived before.
+        self.lock().attendance = Attendance::Attends { attendant, is_due: true, in_vain: 0 };
+        Some(watch)
+    }
+
+    pub(super) fn end_attendance(&self) {
+        let attendance = std::mem::replace(&mut self.lock().attendance, Attendance::None);
+        drop(attendance);
+    }
+
+    /// Tells the watcher to end.
+    pub(super) fn watcher_end(&self) -> &WatcherEnd {
+        &self.watcher_end
+    }
+
+    /// The runtime cannot wait for completions any more.
+    pub(super) fn lose(&self, error: Error) {
+        let mut afterwards = Afterwards::default();
+        self.lock().fail(error, &mut afterwards);
     }
 }
 
@@ -458,6 +550,12 @@ impl Place {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Driver {
     /// Frees the place of a request that was not posted.
     fn give_back(&self, index: usize) {
@@ -497,37 +595,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             self.driver.detach(index);
-        }
-    }
-}
-
-/// The task of a connection that waits for its queue's descriptor.
-pub(super) struct Watcher {
-    pub(super) driver: Arc<Driver>,
-    pub(super) watch: Box<dyn Watch>,
-}
-
-impl Future for Watcher {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let this = &mut *self;
-        loop {
-            let mut end = this.driver.watcher.lock().unwrap_or_else(PoisonError::into_inner);
-            if end.ended {
-                return Poll::Ready(());
-            }
-            end.waker = Some(context.waker().clone());
-            drop(end);
-            match this.watch.poll_readable(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) => this.driver.tend(),
-                Poll::Ready(Err(error)) => {
-                    let mut afterwards = Afterwards::default();
-                    this.driver.lock().fail(failed_wait("a completion", &error), &mut afterwards);
-                    return Poll::Ready(());
-                }
-            }
         }
     }
 }

@@ -26,7 +26,8 @@
 //!
 //! # Latency
 //!
-//! A task that sleeps is woken by the kernel, which takes several microseconds. [`AsyncOptions::spin`] lets a future look for its completion for a
+//! A task that sleeps is woken by the kernel, which takes several microseconds. A message for the only connection of a process wakes its
+//! task directly, and not first a thread of the engine. [`AsyncOptions::spin`] lets a future look for its completion for a
 //! while before its task sleeps. No other task of this thread runs meanwhile.
 
 mod connection;
@@ -39,6 +40,7 @@ mod runtime;
     expect(dead_code, reason = "only the traits need it")
 )]
 mod stream;
+mod watcher;
 
 pub use connection::{AsyncConnection, Message};
 pub use endpoint::{AsyncConnectionRequest, AsyncEndpoint, AsyncListener, AsyncOptions};

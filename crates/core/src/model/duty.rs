@@ -2,7 +2,7 @@
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
-use crate::duty::{Arrivals, Duty};
+use crate::duty::{Arrivals, Duty, Waiter};
 use crate::error::Result;
 use crate::reactor::{Source, Timers};
 use loom::sync::Mutex;
@@ -113,7 +113,7 @@ fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&Sta
 #[test]
 fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
-        if let Some(turn) = duty.take() {
+        if let Some(turn) = duty.take(Waiter::Thread) {
             duty.end(turn);
         }
     }
@@ -125,7 +125,7 @@ fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
 #[test]
 fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
-        duty.take();
+        duty.take(Waiter::Thread);
     }
     check(1, program, |_, served| served);
     check(2, program, |_, served| served);
@@ -135,11 +135,26 @@ fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
 #[test]
 fn who_sleeps_on_duty_takes_in_what_arrives() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {
-        let Some(turn) = duty.take() else { return };
+        let Some(turn) = duty.take(Waiter::Thread) else { return };
         kernel.program.wait();
         let served = kernel.serve();
-        let turn = if served { Some(turn) } else { duty.go_on(turn) };
+        let turn = if served { Some(turn) } else { duty.go_on(turn, Waiter::Thread) };
         turn.into_iter().for_each(|turn| duty.end(turn));
+    }
+    check(1, program, |state, _| !state.has_data);
+}
+
+/// A task takes in what has arrived, and only then the duty. What arrives in between has woken it, too. It looks again, and may be kept for ever then.
+#[test]
+fn a_task_that_takes_the_duty_last_misses_nothing() {
+    fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {
+        kernel.serve();
+        let turn = duty.take(Waiter::Task);
+        kernel.program.wait();
+        kernel.serve();
+        if let Some(turn) = turn {
+            duty.go_on(turn, Waiter::Task);
+        }
     }
     check(1, program, |state, _| !state.has_data);
 }

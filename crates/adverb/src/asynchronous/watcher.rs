@@ -1,0 +1,130 @@
+//! The task of a connection that waits for the runtime's descriptors, in place of the tasks that wait for completions.
+
+use super::driver::Driver;
+use super::failed_wait;
+use super::runtime::{Runtime, Watch};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// The cause for which the watcher was woken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct WakeCause {
+    /// The queue has raised the event that it was armed for.
+    pub(super) event: bool,
+    /// Packets have arrived, for this connection or for others.
+    pub(super) arrival: bool,
+}
+
+/// Tells the watcher to end. Thread-safe.
+#[derive(Default)]
+pub(super) struct WatcherEnd(Mutex<EndState>);
+
+#[derive(Default)]
+struct EndState {
+    has_come: bool,
+    waker: Option<Waker>,
+}
+
+impl WatcherEnd {
+    /// Ends the watcher.
+    pub(super) fn come(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.has_come = true;
+        let waker = state.waker.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the watcher is to end. Otherwise the task of `context` is woken then.
+    fn has_come(&self, context: &Context<'_>) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        state.has_come
+    }
+}
+
+/// Wake-ups that the watcher serves in a row, before other tasks of its thread get their turn.
+const MOST_WAKE_UPS_AT_ONCE: usize = 16;
+
+/// The task of a connection that waits for its queue's descriptor. It also waits for packets, if the connection attends.
+pub(super) struct Watcher {
+    driver: Arc<Driver>,
+    runtime: Arc<dyn Runtime>,
+    /// Ready after an event of the queue.
+    watch: Box<dyn Watch>,
+    /// Ready after packets have arrived. None while the connection does not attend.
+    arrivals: Option<Box<dyn Watch>>,
+}
+
+impl Watcher {
+    /// The watcher of the connection whose queue's descriptor `watch` watches.
+    pub(super) fn new(driver: Arc<Driver>, runtime: Arc<dyn Runtime>, watch: Box<dyn Watch>) -> Self {
+        Self { driver, runtime, watch, arrivals: None }
+    }
+
+    /// Ready with the cause of the wake-up, if there is one.
+    fn poll_cause(&mut self, context: &mut Context<'_>) -> Poll<io::Result<WakeCause>> {
+        let mut cause = WakeCause::default();
+        if let Poll::Ready(ready) = self.watch.poll_readable(context) {
+            ready?;
+            cause.event = true;
+        }
+        if let Some(Poll::Ready(ready)) = self.arrivals.as_mut().map(|it| it.poll_readable(context)) {
+            cause.arrival = ready.is_ok();
+            if ready.is_err() {
+                // The background thread takes the packets in.
+                self.end_attendance();
+            }
+        }
+        if cause == WakeCause::default() { Poll::Pending } else { Poll::Ready(Ok(cause)) }
+    }
+
+    fn end_attendance(&mut self) {
+        if self.arrivals.take().is_some() {
+            self.driver.end_attendance();
+        }
+    }
+}
+
+impl Future for Watcher {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.arrivals.is_none() {
+            this.arrivals = this.driver.begin_attendance(&*this.runtime);
+        }
+        for _ in 0..MOST_WAKE_UPS_AT_ONCE {
+            if this.driver.watcher_end().has_come(context) {
+                return Poll::Ready(());
+            }
+            match this.poll_cause(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(cause)) => {
+                    if !this.driver.tend(cause) {
+                        this.end_attendance();
+                    }
+                }
+                Poll::Ready(Err(error)) => {
+                    this.driver.lose(failed_wait("a completion", &error));
+                    return Poll::Ready(());
+                }
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // Messages that the program still has keep the driver.
+        self.end_attendance();
+    }
+}
