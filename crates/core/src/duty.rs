@@ -18,7 +18,8 @@ use std::time::Duration;
 
 /// The duty is taken from a thread that has had it for so long without being woken once, or for twice as long.
 const LOOK: Duration = Duration::from_millis(5);
-/// The same for a task. Its thread may run other tasks, so nothing says that it sleeps.
+/// The duty is taken from a task after so long, or twice as long. Its thread may run other tasks, so nothing says that it
+/// sleeps.
 const TASK_LOOK: Duration = Duration::from_micros(400);
 
 /// What waits for an event, and takes in packets meanwhile.

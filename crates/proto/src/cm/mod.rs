@@ -5,11 +5,11 @@
 //! datagrams and events come out:
 //!
 //! * [`Manager::receive`] takes a datagram of the communication management class, with who sent it. `P` says
-//! who a peer is: two messages of one adapter come from equal peers, so an address, and not the port of a
-//! socket.
+//!   who a peer is: two messages of one adapter come from equal peers, so an address, and not the port of a
+//!   socket.
 //! * After every call, [`Manager::poll_transmit`] and [`Manager::poll_event`] give what there is to send and
-//! to tell, until they give nothing; and [`Manager::handle_timeout`] is to be called at
-//! [`Manager::deadline`].
+//!   to tell, until they give nothing; and [`Manager::handle_timeout`] is to be called at
+//!   [`Manager::deadline`].
 //!
 //! A connection is known by its local communication ID. The messages themselves carry the parameters, so
 //! calls and events have the structures of [`adverb_wire::ib::cm`]; what the manager knows better
