@@ -48,7 +48,7 @@ fn latencies(
     one_way.add(more).and_then(|()| round_trip.add(longer)).map_err(|error| error.to_string())?;
     add(TCP_ONE_WAY, one_way, None, None);
     let tcp = Some(TCP_ONE_WAY);
-    add("send", send, tcp, Some(Target::AtMost(1.3)));
+    add("send", send, tcp, Some(Target::AtMost(1.1)));
     add("send, CRC", checked.send_latency(8, rounds)?, tcp, None);
     add("write", write, tcp, None);
     add(TCP_THERE_AND_BACK, round_trip, None, None);
@@ -80,7 +80,8 @@ fn streams(
         let count = (bytes / size.max(16 << 10)).next_multiple_of(64);
         let blocks = Blocks::new(size, count);
         let mut add = |name, value, yardstick: Option<&'static str>, target: Option<f64>| {
-            let target = target.filter(|_| size == BLOCK).map(Target::AtLeast);
+            let judged = if name == "send stream" { SIZES[0] } else { BLOCK };
+            let target = target.filter(|_| size == judged).map(Target::AtLeast);
             section.rate(name, size, value, yardstick.map(|name| (name, size)), target);
         };
         let tcp = Some(TCP_STREAM);
@@ -93,7 +94,7 @@ fn streams(
         let after = plain.tcp_stream(half)?;
         add(TCP_STREAM, 2.0 / (1.0 / before + 1.0 / after), None, None);
         if let Some(send) = send {
-            add("send stream", send, tcp, None);
+            add("send stream", send, tcp, Some(1.5));
         }
         add("write stream", write, tcp, Some(0.8));
         add("read stream", plain.one_sided_stream(Read, Polling, blocks)?, tcp, Some(0.8));

@@ -6,7 +6,7 @@ use super::session::{Place, Session, TargetIs};
 use super::stream::{Blocks, Cable, OneSided};
 use super::target::Watching;
 use super::yardstick::udp::{DATAGRAM, Service};
-use super::{ALLOCATIONS, Effort, SIZES, network};
+use super::{ALLOCATIONS, BLOCK, Effort, SIZES, network};
 use std::net::Ipv4Addr;
 
 const UDP_ONE_WAY: &str = "raw UDP with acknowledgements, one way";
@@ -69,7 +69,7 @@ fn latencies(session: &mut Session, section: &mut Section, rounds: usize) -> Res
     let watched = session.write_latency(Watching::Memory, 8, rounds)?;
     threaded.add(session.udp_latency(Service::Thread, rounds / 2)?.0).map_err(text)?;
     add(UDP_ONE_WAY, one_way, None, None);
-    add("send", send, Some(UDP_ONE_WAY), Some(Target::AtMost(1.4)));
+    add("send", send, Some(UDP_ONE_WAY), Some(Target::AtMost(1.1)));
     add("write", write, Some(UDP_ONE_WAY), None);
     add(UDP_THREAD, threaded, None, None);
     add("write to one who spins on memory", watched, Some(UDP_THREAD), Some(Target::AtMost(1.3)));
@@ -109,7 +109,11 @@ fn streams(session: &mut Session, section: &mut Section, bytes: usize) -> Result
     let after = session.udp_stream(DATAGRAM, bytes / 2)?;
     section.rate(UDP_STREAM, DATAGRAM, 2.0 / (1.0 / before + 1.0 / after), None, None);
     for (name, size, rate) in found {
-        let target = (name == "write stream" && size == 1 << 20).then_some(Target::AtLeast(0.6));
+        let target = match (name, size) {
+            ("send stream", 4096) => Some(Target::AtLeast(0.8)),
+            ("write stream" | "read stream", BLOCK..) => Some(Target::AtLeast(0.9)),
+            _ => None,
+        };
         section.rate(name, size, rate, yardstick, target);
     }
     Ok(())

@@ -57,17 +57,18 @@ const fn rate(program: &'static str, test: &'static str, size: usize, least: f64
     Match { program, test, size, quantity, target: Target::AtLeast(least) }
 }
 
-const MATCHES: [Match; 10] = [
-    latency("ib_send_lat", "tag_lat", 1.2),
-    latency("ib_write_lat", "ucp_put_lat", 1.3),
-    rate("ib_write_bw", "ucp_put_bw", 8, 0.5),
-    rate("ib_send_bw", "tag_bw", 8, 0.5),
-    rate("ib_write_bw", "ucp_put_bw", 64 << 10, 1.0),
+const MATCHES: [Match; 11] = [
+    latency("ib_send_lat", "tag_lat", 1.1),
+    latency("ib_write_lat", "ucp_put_lat", 1.4),
+    rate("ib_write_bw", "ucp_put_bw", 8, 0.65),
+    rate("ib_send_bw", "tag_bw", 8, 1.5),
+    rate("ib_write_bw", "ucp_put_bw", 4 << 10, 1.2),
+    rate("ib_write_bw", "ucp_put_bw", 64 << 10, 0.9),
     rate("ib_write_bw", "ucp_put_bw", 1 << 20, 1.0),
-    rate("ib_read_bw", "ucp_get", 64 << 10, 1.0),
+    rate("ib_read_bw", "ucp_get", 64 << 10, 0.9),
     rate("ib_read_bw", "ucp_get", 1 << 20, 1.0),
-    rate("ib_send_bw", "tag_bw", 64 << 10, 1.0),
-    rate("ib_send_bw", "tag_bw", 1 << 20, 1.0),
+    rate("ib_send_bw", "tag_bw", 64 << 10, 1.5),
+    rate("ib_send_bw", "tag_bw", 1 << 20, 1.5),
 ];
 
 impl Match {
