@@ -369,11 +369,11 @@ def named_folder(adverb):
         outside = folder + inside
         write = f"ib_write_bw -F -n 50 -p {port} >/dev/null & until ib_write_bw -F -n 50 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
         # It says when it is done, and goes on when it is told so.
-        script = f"for i in 1 2 3; do {write}; cat {inside}; {write}; echo; read line; done"
+        script = f"for i in 1 2 3; do {write}; cat {inside}; {write}; echo; read line || :; done"
         unit = 50 * 65536 // 4
         with contextlib.ExitStack() as open_files, subprocess.Popen([adverb, "run", "--files", folder, "--", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
             seen = []
-            for _ in range(3):
+            for at in range(3):
                 said = int(run.stdout.readline())
                 run.stdout.readline()
                 # A program in the run has read the file, and then more was sent.
@@ -381,12 +381,16 @@ def named_folder(adverb):
                 # Nobody who keeps the file open holds up those who come later.
                 held = open_files.enter_context(open(outside))
                 seen[-1] += [read(outside), int(held.read())]
-                run.stdin.write("\n")
-                run.stdin.flush()
+                if at < 2:
+                    run.stdin.write("\n")
+                    run.stdin.flush()
+            # The first run lives: its script waits for the end of its input.
             refused = subprocess.run([adverb, "run", "--files", folder, "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
             run.stdin.close()
             if run.wait(LIMIT_S) != 0:
                 raise Failed(f"status {run.returncode}")
+        if refused.returncode != 125:
+            raise Failed(f"another run in the same folder: {refused.returncode} {refused.stderr}")
         if any(value != 2 * unit * (at + 1) for at, values in enumerate(seen) for value in values):
             raise Failed(f"{seen}, not multiples of {unit}")
         if read(outside) != 6 * unit:

@@ -98,7 +98,9 @@ fn what_arrives_wakes_the_task_and_not_the_background_thread() {
                 ping_pong(&connection, ROUNDS).await;
                 let sleeps = sleeps_of_the_background_thread() - before;
                 let looks = start.elapsed().as_micros() / LOOK.as_micros();
-                if u128::from(sleeps) < looks + u128::from(ROUNDS) / 2 {
+                // Without an attending task, there are two for each round: more than the looks of a quick batch can excuse.
+                if looks <= u128::from(ROUNDS) * 3 / 2 && u128::from(sleeps) < looks + u128::from(ROUNDS) / 2
+                {
                     break;
                 }
                 assert!(Instant::now() < end, "{}: {sleeps} wake-ups in {ROUNDS} rounds", device.name());

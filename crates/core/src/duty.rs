@@ -3,7 +3,7 @@
 //! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is
 //! for: two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which packets
 //! arrive as well as on its own. Woken, it takes in all packets itself, for any thread. One thread has the duty at a time: only its own event wakes another
-//! thread that sleeps. When the thread sleeps no more, the background thread is on duty again at once.
+//! thread that sleeps for one. When the thread sleeps no more, the background thread is on duty again at once.
 //!
 //! A signal handler or a debugger may keep the thread on duty from its work. Then it loses the duty: the background thread *looks* from time to time, and
 //! takes it. The other thread may sleep on nevertheless, and arrivals wake it as before, beside the background thread.

@@ -216,6 +216,11 @@ fn a_task_that_attends_takes_in_what_arrives() {
         while !is_readable(&descriptor) && world.queue.waiting() == 0 {
             std::thread::yield_now();
         }
+        // A background thread on duty would take it in within this time, as a rule. It looks after a task four times as long.
+        let woken = Instant::now();
+        while woken.elapsed() < Duration::from_micros(100) {
+            std::hint::spin_loop();
+        }
         attendant.attend();
         by_task += u32::from(world.taker() != BACKGROUND);
         world.queue.poll(16, |_| ()).unwrap();

@@ -5,7 +5,7 @@
 //! in the same way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one that is dropped, or that nobody
 //! polls.
 //!
-//! The watcher of the only connection of a process *attends*: packets that arrive wake it directly, and the background thread sleeps on
+//! The watcher of the only async connection of a process *attends*: packets that arrive wake it directly, and the background thread sleeps on
 //! ([`Attendant`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
 //! only when it waits again.
 
@@ -28,7 +28,8 @@ use std::time::{Duration, Instant};
 /// The number of each receive. Requests of the send queue have the index of their place.
 pub(super) const RECEIVE: u64 = u64::MAX;
 
-/// A watcher attends no more when packets of others alone have woken it so many times in a row.
+/// A watcher attends no more when it was woken so many times in a row without a completion of its own: by packets of others,
+/// of long messages, or of one-sided requests.
 const MOST_IN_VAIN: u32 = 64;
 
 /// Connections of the process that have futures.

@@ -26,7 +26,7 @@
 //!
 //! # Latency
 //!
-//! A task that sleeps is woken by the kernel, which takes several microseconds. A message for the only connection of a process wakes its
+//! A task that sleeps is woken by the kernel, which takes several microseconds. A message for the only async connection of a process wakes its
 //! task directly, and not first a thread of the engine. [`AsyncOptions::spin`] lets a future look for its completion for a
 //! while before its task sleeps. No other task of this thread runs meanwhile.
 

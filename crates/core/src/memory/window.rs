@@ -1,7 +1,7 @@
 //! Memory windows: keys that open a part of a region to peers, bound and taken back by work requests.
 //!
 //! The binding of a window stands in the key table, where requests of peers find it without a lock.
-//! [`Windows`] is behind the one lock for binds and invalidations. Under it, slots change and loans are
+//! [`Windows`] is behind the one lock for binds and invalidations of windows. Under it, slots change and loans are
 //! recalled; no thread waits.
 
 use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
@@ -212,7 +212,7 @@ impl Keys {
         self.remove(key);
     }
 
-    /// Invalidates the key of a region unless windows are bound to it. Returns whether it did. No window can
+    /// Invalidates the key of a region unless windows are bound to it. Returns whether none is. No window can
     /// be bound to the region afterwards. Does not wait for uses: the caller does ([`Keys::remove`]).
     pub(crate) fn invalidate_unbound(&self, region: u32) -> bool {
         let windows = self.lock_windows();

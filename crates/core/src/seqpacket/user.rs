@@ -83,7 +83,7 @@ mod tests {
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
         assert!(
             output.status.success() && said.contains("1 passed"),
-            "needed: root, or subordinate IDs (/etc/subuid)\n{said}"
+            "needed: root, or user namespaces and subordinate IDs (/etc/subuid)\n{said}"
         );
     }
 

@@ -9,8 +9,8 @@ use adverb_core::seqpacket::Connection;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Half of the time for a confirmation. An initiator looks at a probe first, which takes a second at most, and may get no processor for a while.
-const HALF_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(5) };
+/// Half of the time for a confirmation. An initiator looks at a probe first, which takes five seconds at most, and may get no processor for a while.
+const HALF_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(10) };
 
 /// How much of its time an offer has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
