@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 /// The number of each receive. Requests of the send queue have the index of their place.
 pub(super) const RECEIVE: u64 = u64::MAX;
 
-/// A watcher attends no more when it was woken so many times in a row without a completion of its own: by packets of others,
-/// of long messages, or of one-sided requests.
+/// A watcher attends no more when it was woken so many times in a row without a completion of its own. Such
+/// are packets of others, of long messages, and of one-sided requests.
 const MOST_IN_VAIN: u32 = 64;
 
 /// Connections of the process that have futures.
