@@ -278,7 +278,7 @@ mod tests {
         let of = |name| format_of(name).map(|format| format.map(Format::name));
         assert_eq!(of("a.json"), Ok(Some("chrome")));
         assert_eq!(of("a.jsonl"), Ok(Some("json")));
-        assert_eq!([of("a.txt"), of("/dev/stdout")], [Ok(None), Ok(None)]);
+        assert_eq!([of("a.txt"), of("/dev/stdout")], [Ok(Some("text")), Ok(None)]);
         assert!(of("a.ring").is_err_and(|why| why.contains("only a run")));
         assert!(of("a.html").is_err_and(|why| why.contains("trace view")));
     }
