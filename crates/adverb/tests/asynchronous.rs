@@ -1,9 +1,13 @@
 //! The async API, on tokio and on smol, on each device.
 
+#[path = "ends/ping_pong.rs"]
+mod ping_pong;
+
 use adverb::asynchronous::{
     AsyncConnection, AsyncEndpoint, AsyncListener, AsyncOptions, ByteStream, Runtime, Smol, Tokio,
 };
 use adverb::{Buffer, ConnectError, Context, Device, End, RemoteMemory, Rights};
+use ping_pong::{echo, ping_pong};
 use std::future::Future;
 use std::io::ErrorKind;
 use std::pin::pin;
@@ -57,23 +61,6 @@ fn options(change: impl FnOnce(&mut AsyncOptions)) -> AsyncOptions {
 /// One look at a future, by a task that is never woken.
 fn look<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut std::task::Context::from_waker(Waker::noop()))
-}
-
-/// Sends each message back, until the peer has gone.
-async fn echo(connection: &AsyncConnection) {
-    while let Some(message) = connection.receive().await.unwrap() {
-        if connection.send(&message[..]).await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn ping_pong(client: &AsyncConnection, rounds: u32) {
-    for round in 0..rounds {
-        client.send(&round.to_be_bytes()).await.unwrap();
-        let answer = client.receive().await.unwrap().expect("an answer");
-        assert_eq!(&answer[..], round.to_be_bytes());
-    }
 }
 
 #[test]

@@ -1,7 +1,11 @@
 //! A task that sleeps is woken by what arrives, and the background thread sleeps on. It is there as soon as the task's thread does something else.
 
-use adverb::asynchronous::{AsyncConnection, AsyncEndpoint, Tokio};
+#[path = "ends/ping_pong.rs"]
+mod ping_pong;
+
+use adverb::asynchronous::{AsyncEndpoint, Tokio};
 use adverb::{Context, Device, Listener, QueuePairOptions};
+use ping_pong::{echo, ping_pong};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -60,25 +64,13 @@ fn sleeps_of_the_background_thread() -> u64 {
     counts.sum()
 }
 
-async fn ping_pong(connection: &AsyncConnection, rounds: u32) {
-    for round in 0..rounds {
-        connection.send(&round.to_be_bytes()).await.unwrap();
-        let answer = connection.receive().await.unwrap().expect("an answer");
-        assert_eq!(&answer[..], round.to_be_bytes());
-    }
-}
-
 #[test]
 fn what_arrives_wakes_the_task_and_not_the_background_thread() {
     if let Some(peers) = peers() {
         return in_tokio(async {
             let context = Context::open_default().unwrap();
             let connection = endpoint(&context).connect(peers[0], &[]).await.unwrap();
-            while let Some(message) = connection.receive().await.unwrap() {
-                if connection.send(&message[..]).await.is_err() {
-                    return;
-                }
-            }
+            echo(&connection).await;
         });
     }
     const ROUNDS: u32 = 20;

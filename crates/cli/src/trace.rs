@@ -163,7 +163,7 @@ pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
         let source = Source::read(file, wanted)?;
         if source.missing > 0 {
             failure::say(format_args!(
-                "warning: {file}: records are missing, which found no place or are cut: {}",
+                "warning: {file}: records that found no place or are cut, and so are missing: {}",
                 source.missing
             ));
         }
@@ -175,7 +175,7 @@ pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
                 Some(said) => Some(said),
                 None => output.as_deref().map_or(Ok(None), format_of).map_err(Failure::own)?,
             };
-            is_another_file(output.as_deref(), files)?;
+            refuse_to_overwrite(output.as_deref(), files)?;
             let wanted = said.unwrap_or(Format::Text);
             let sources: Result<Vec<_>, _> = files.iter().map(|file| read(file, wanted)).collect();
             let sources = sources.map_err(Failure::own)?;
@@ -192,7 +192,7 @@ pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
             write(output.as_deref(), |output| merged.write(output))
         }
         Action::View { output, file } => {
-            is_another_file(output.as_deref(), std::slice::from_ref(file))?;
+            refuse_to_overwrite(output.as_deref(), std::slice::from_ref(file))?;
             let recorded = read(file, Format::Json)
                 .and_then(|source| Recorded::of(&source).map_err(|why| format!("{file}: {why}")));
             let page = page::page(file, &recorded.map_err(Failure::own)?);
@@ -215,8 +215,8 @@ fn format_of(name: &str) -> Result<Option<Format>, String> {
     }
 }
 
-/// Refuses a result that would take the place of a file that is read.
-fn is_another_file(output: Option<&str>, files: &[String]) -> Result<(), Failure> {
+/// Refuses a result that would take the place of one of `files`, which are read.
+fn refuse_to_overwrite(output: Option<&str>, files: &[String]) -> Result<(), Failure> {
     match output.filter(|name| files.iter().any(|file| is_one_file(file, name))) {
         None => Ok(()),
         Some(name) => Err(Failure::own(format!(
