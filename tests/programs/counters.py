@@ -31,6 +31,10 @@ def command(adverb, options, program, **values):
     return [adverb, "run", *options, "--", *shlex.split(program.format(**values))]
 
 
+# perftest sends 0.8 GB/s.
+SLOW = "--rate_limit=8 --rate_limit_type=SW --burst_size=8"
+
+
 def perftest_bytes(text):
     """Bytes that perftest says it sent: the size times the iterations of its table."""
     rows = re.findall(r"^ *(\d+) +(\d+)(?:[ \t]+[\d.]+){3}[ \t]*$", text, re.MULTILINE)
@@ -65,8 +69,8 @@ def node_exporter(adverb, device, local, messages):
     """The bytes grow while the program sends; afterwards they are those that perftest says, also when the run is over."""
     port = free_port()
     settings = {"ADVERB_LOCAL": local}
-    # Without a limit, all may be sent within one look: 0.8 GB/s.
-    limit = "--rate_limit=8 --rate_limit_type=SW --burst_size=8" if local == "auto" else ""
+    # Without a limit, all may be sent within one look.
+    limit = SLOW if local == "auto" else ""
     program = f"ib_write_bw -F -n {messages} -s 65536 {limit} {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         options = ["--device", device]
@@ -101,9 +105,9 @@ def summary(adverb, device, local):
     """The summary of a run has the bytes that perftest says, and says how they went; nothing of it is among the program's errors."""
     port = free_port()
     settings = {"ADVERB_LOCAL": local}
-    # A connection of iWARP begins by TCP, and the two processes may take a while to meet.
-    count = 20_000 if device == "iwarp0" and local == "auto" else 500
-    program = f"ib_write_bw -F -n {count} -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
+    # The two processes meet, and pages move, while the first requests go by other ways: a second and a half is enough for that on a busy machine, too.
+    size = f"-n 20000 {SLOW}" if local == "auto" else "-n 500"
+    program = f"ib_write_bw -F {size} -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         path = os.path.join(folder, "summary.json")
         with Process(command(adverb, ["--device", device], program), settings) as server:

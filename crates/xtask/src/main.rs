@@ -37,7 +37,8 @@ usage: cargo xtask specs [--list]
   layers   check that no part of the code knows one above it, by the table in ARCHITECTURE.md
   names    check that no type is named by a participle alone, that limits say their subject, and that the public types of a layer have names of their own
   sim      run the protocols on a simulated clock and network, with random work and faults: `cargo xtask sim --help` has the options
-  --check  with seeds that are always the same, and for a while with fresh ones
+  --check [SECONDS]
+           with seeds that are always the same, and with those of the commit; or with fresh ones for so long
   --planted
            with faults in a copy of the sources, one at a time: each must be found
 ";

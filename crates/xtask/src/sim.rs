@@ -13,9 +13,9 @@ const INCAST: &str = "docs/design/congestion.md";
 const CRATES: [&str; 3] = ["wire", "proto", "sim"];
 /// A planted fault must be found within so many seconds.
 const LIMIT_S: u32 = 60;
-/// What `./test` runs: seeds that are always the same, and fresh ones for so many seconds.
+/// What `./test` runs: seeds that are always the same, and others, which the commit determines: a commit that passes once passes again.
 const FIXED_SEEDS: u32 = 3000;
-const FRESH_S: u32 = 45;
+const COMMIT_SEEDS: u32 = 6000;
 
 /// Builds the simulation, and runs it with these arguments. Its output goes to ours.
 ///
@@ -27,19 +27,21 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), Str
     Ok((String::new(), status.success()))
 }
 
-/// Runs fixed seeds, and fresh ones for a while (default: [`FRESH_S`] seconds). Each is a line as of cargo's tests.
+/// Runs fixed seeds, and those of the commit; with a number of seconds, fresh seeds for so long instead of the latter. Each is a line as of cargo's
+/// tests.
 ///
 /// # Errors
 /// As [`run`].
 pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool), String> {
     let program = build(root)?;
-    let (fixed, fresh) =
-        (FIXED_SEEDS.to_string(), seconds.map_or_else(|| FRESH_S.to_string(), str::to_owned));
+    let (fixed, of_commit, commit) =
+        (FIXED_SEEDS.to_string(), COMMIT_SEEDS.to_string(), seed_of_commit(root)?);
+    let others = match seconds {
+        Some(seconds) => ("fresh_seeds", vec!["--seconds", seconds, "--from", "fresh"]),
+        None => ("seeds_of_the_commit", vec!["--seeds", &of_commit, "--from", &commit]),
+    };
     let mut cases = Cases::default();
-    for (name, arguments) in [
-        ("fixed_seeds", ["--seeds", &fixed, "--from", "0"]),
-        ("fresh_seeds", ["--seconds", &fresh, "--from", "fresh"]),
-    ] {
+    for (name, arguments) in [("fixed_seeds", vec!["--seeds", &fixed, "--from", "0"]), others] {
         // There is no end of seeds where the time is the limit.
         let all = ["--seeds", "1000000000"];
         let output = output(Command::new(&program).args(all).args(arguments))?;
@@ -83,6 +85,13 @@ pub(crate) fn planted(root: &Path) -> Result<(String, bool), String> {
         cases.add(name.trim_matches('_'), is_found, &said);
     }
     Ok(cases.finish())
+}
+
+/// The first seed of the commit that is checked out. Sources without a repository have one of their own.
+fn seed_of_commit(root: &Path) -> Result<String, String> {
+    let commit = output(Command::new("git").current_dir(root).args(["rev-parse", "--short=12", "HEAD"]))?;
+    let digits = String::from_utf8_lossy(&commit.stdout);
+    Ok(u64::from_str_radix(digits.trim(), 16).unwrap_or(FIXED_SEEDS.into()).to_string())
 }
 
 fn build(root: &Path) -> Result<PathBuf, String> {
@@ -195,7 +204,10 @@ impl Cases {
             self.text += &format!("test sim::{name} ... ok ({last})\n");
         } else {
             self.failed += 1;
-            self.text += &format!("{said}\ntest sim::{name} ... FAILED\n");
+            // `./test` repeats the lines that begin with a space below the name: the failure, and how to see it again.
+            let failure: Vec<&str> = said.lines().skip_while(|line| !line.starts_with("FAILED")).collect();
+            let failure = failure.join("\n    ");
+            self.text += &format!("{said}\ntest sim::{name} ... FAILED\n    {failure}\n");
         }
     }
 

@@ -8,7 +8,7 @@ use adverb_proto::rsocket::{Hello, HelloKind, MAX_HELLO, write_hello};
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-/// Packets that the background thread takes in one go.
+/// Packets that a thread takes in one go.
 const BURST: usize = 32;
 
 /// Serves the UDP socket of a datagram socket.
@@ -21,25 +21,33 @@ impl Source for Introductions {
         if inner.closed {
             return;
         }
+        datagram.take_introductions(&mut inner);
+    }
+}
+
+impl Datagram {
+    /// Takes what has come by UDP, at most [`BURST`] packets, and wakes the threads that wait for it.
+    pub(super) fn take_introductions(&self, inner: &mut DatagramState) {
         let mut packet = [0; super::pair::SLOT];
+        let mut has_come = false;
         for _ in 0..BURST {
-            match datagram.udp.recv_from(&mut packet) {
+            match self.udp.recv_from(&mut packet) {
                 Ok((length, peer)) => {
-                    if let Err(error) = datagram.introduced(&mut inner, &packet[..length], peer) {
+                    has_come = true;
+                    if let Err(error) = self.introduced(inner, &packet[..length], peer) {
                         adverb_core::log!(Info, "a datagram of {peer} is dropped: {error}");
                     }
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 // What an earlier packet has met.
-                Err(_) => {}
+                Err(_) => has_come = true,
             }
         }
-        drop(inner);
-        datagram.waiters.wake();
+        if has_come {
+            self.waiters.wake();
+        }
     }
-}
 
-impl Datagram {
     /// A packet has come by UDP.
     fn introduced(&self, inner: &mut DatagramState, packet: &[u8], peer: SocketAddr) -> Result<()> {
         let Some((hello, start)) = inner.peers.heeds(packet, &peer) else { return Ok(()) };

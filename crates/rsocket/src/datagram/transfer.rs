@@ -30,6 +30,10 @@ impl Datagram {
         blocking(self, self.is_nonblocking(flags), || {
             let mut inner = self.lock();
             self.start(&mut inner)?;
+            if self.peer(&mut inner, peer)?.found.is_none() {
+                // The background thread may not have had a processor since the peer's answer came. Until somebody takes the answer, all datagrams go by UDP.
+                self.take_introductions(&mut inner);
+            }
             let known = self.peer(&mut inner, peer)?;
             let place = known.pair;
             if known.found.is_none() {

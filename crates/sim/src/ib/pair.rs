@@ -25,6 +25,8 @@ pub(crate) const BASE: u64 = 0x7f00_0000_0000;
 pub(super) const READABLE_SIZE: usize = 50_000;
 /// The longest message.
 pub(crate) const LONGEST: usize = 20_000;
+/// The way through the network, for a packet that nothing delays.
+const LATENCY: Duration = Duration::from_micros(20);
 /// The packets that an end may keep behind reads that it has not answered yet.
 const MOST_HELD: usize = 100_000;
 
@@ -155,8 +157,17 @@ impl QueuePairs {
         }
     }
 
+    /// Whether no packet overtakes another one, or comes twice.
+    pub(super) fn keeps_order(&self) -> bool {
+        // A packet that is on its way for longer than the two ends are near comes behind all that went by the channel.
+        let longest_way = LATENCY + Duration::from_micros(self.buffer.unwrap_or_default().into());
+        let is_overtaken =
+            |nearness: Nearness| !nearness.span.start.is_zero() && nearness.span.length <= longest_way;
+        self.faults.keeps_order() && !self.faults.nearness.is_some_and(is_overtaken)
+    }
+
     fn launch(&mut self, to: usize, packet: Parcel, random: &mut Random) {
-        let mut arrival = self.now + Duration::from_micros(20);
+        let mut arrival = self.now + LATENCY;
         if often(random, self.faults.delay) {
             arrival += Duration::from_micros(random.below(100) as u64);
         }
@@ -164,7 +175,7 @@ impl QueuePairs {
             arrival += Duration::from_micros(random.below(20_000) as u64);
         }
         // A packet that comes later than those behind it has taken another way.
-        if let Some(buffer) = self.buffer.filter(|_| arrival == self.now + Duration::from_micros(20)) {
+        if let Some(buffer) = self.buffer.filter(|_| arrival == self.now + LATENCY) {
             let waiting = self.busy_until[to].saturating_sub(arrival);
             if waiting >= Duration::from_micros(buffer.into()) {
                 self.overrun += 1;
@@ -328,6 +339,11 @@ impl QueuePairs {
     pub(crate) fn shorter_mtu(&self) -> Option<u32> {
         let other = self.faults.other_mtu.filter(|other| *other != self.options.mtu)?;
         Some(other.min(self.options.mtu))
+    }
+
+    /// The longer path MTU of both ends.
+    pub(crate) fn longer_mtu(&self) -> u32 {
+        self.faults.other_mtu.unwrap_or_default().max(self.options.mtu)
     }
 
     /// Whether a message of this length can be carried out. If the path MTUs differ, it must be a packet of both ends.
