@@ -1,12 +1,17 @@
 //! Completion queues and completion channels.
 
+mod channel;
+mod lane;
+
+pub use channel::CompletionChannel;
+pub(crate) use lane::are_finds_told;
+pub use lane::{Lane, tell_of_finds};
+
 use crate::arming::{Arming, UnnotifiedKinds};
-use crate::cancel::CancellationGuard;
 use crate::clock;
 use crate::device::{Context, Seat};
-use crate::engine;
 use crate::error::{Error, Result};
-use crate::event::{AsyncEventKind, EventQueue};
+use crate::event::AsyncEventKind;
 use crate::fork::ForkGeneration;
 use crate::inspect::{AnswerLine, Kind};
 use crate::late::Late;
@@ -14,196 +19,9 @@ use crate::lock::{Lock, LockGuard};
 use crate::memory::{RingAllocator, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
-use crate::signals::{Interruption, Interruptions, SignalMask};
 use crate::users::DependentCount;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
-
-/// The receiving side of the queue pairs that complete on a completion queue, which its polls drive.
-///
-/// The thread that gets a lane's try-lock drains it. While no thread of the program drains it, the background thread does.
-pub trait Lane: Send + Sync {
-    /// Takes in packets that have arrived and sends those that are due, without ever waiting. Returns whether anything was done.
-    fn poll(&self) -> bool;
-    /// A poll gives the program completions of a queue of this lane. Any thread may have taken in their packets. Only after [`tell_of_finds`].
-    fn found(&self) {}
-    /// A poll has done something, and the program gets no completion for it. The program may not poll again soon, so posts that wait to be gathered leave.
-    fn settle(&self) {}
-    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when no queue pair needs it any more.
-    fn lasts(&self) -> bool {
-        false
-    }
-    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must watch the lane.
-    fn arm(&self);
-    /// Threads that poll the queue from now on serve one-sided requests, too: the background thread keeps off while polls go on.
-    fn serve(&self) {}
-    /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there are none, it is as good as armed.
-    fn begin_sleep(&self) {
-        self.arm();
-    }
-    /// A thread that slept on the lane sleeps no more.
-    fn end_sleep(&self) {}
-    /// Appends the descriptors of the lane, each with the events to wait for.
-    fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
-        let _ = list;
-    }
-}
-
-/// Lanes are told when polls find something.
-static FINDS: AtomicBool = AtomicBool::new(false);
-
-/// From now on [`Lane::found`] is called. Programs whose transports have no need of it are spared that.
-pub fn tell_of_finds() {
-    FINDS.store(true, Ordering::Relaxed);
-}
-
-/// Whether lanes are told when polls find something. If not, no thread has found anything by a lane that it does not post to.
-#[inline]
-pub(crate) fn are_finds_told() -> bool {
-    FINDS.load(Ordering::Relaxed)
-}
-
-/// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
-pub struct CompletionChannel {
-    seat: Seat,
-    events: EventQueue<Weak<CompletionQueue>>,
-    interruptions: Interruptions,
-    users: DependentCount,
-}
-
-impl CompletionChannel {
-    /// A new channel.
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
-        context.born.check()?;
-        Ok(Arc::new(Self {
-            seat: Seat::take(context),
-            events: EventQueue::new()?,
-            interruptions: Interruptions::default(),
-            users: DependentCount::new(),
-        }))
-    }
-
-    /// The descriptor that is readable while an event waits.
-    // PRACTICE-EVENT-2
-    pub fn descriptor(&self) -> i32 {
-        self.events.descriptor()
-    }
-
-    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in packets in the background
-    /// thread's place ([`Reactor::begin_duty`](crate::reactor::Reactor::begin_duty)).
-    pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
-        // Arrivals wake the thread also after the program has destroyed the channel.
-        let this = self.clone();
-        loop {
-            // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is, outside of the lock.
-            let mut found = None;
-            let mut taken = |event: &Weak<CompletionQueue>| {
-                found = event.upgrade();
-                if let Some(queue) = &found {
-                    queue.delivered.fetch_add(1, Ordering::AcqRel);
-                }
-            };
-            if !this.wait_on_duty(&mut taken)? {
-                this.events.wait_with(&mut taken)?;
-            }
-            if let Some(queue) = found {
-                // The thread that takes an event polls, and finds all completions until now.
-                queue.lock().unheard.forget();
-                return Ok(queue);
-            }
-        }
-    }
-
-    /// Waits until an event is there, and takes it; meanwhile the thread takes in packets. False: there may be an event already, or another thread takes in
-    /// packets, or the program wants no thread to wait.
-    ///
-    /// Signal handlers run in its sleep alone: elsewhere the signal would not end the sleep that follows, and a handler that forks or jumps out would
-    /// leave locks behind.
-    ///
-    /// # Errors
-    /// EINTR, by a handler without SA_RESTART. ENODEV in a child of fork.
-    fn wait_on_duty(&self, taken: &mut dyn FnMut(&Weak<CompletionQueue>)) -> Result<bool> {
-        /// A ready descriptor ends a sleep before signals do, so after so many sleeps signals come first.
-        const SLEEPS: u32 = 16;
-        // PRACTICE-EVENT-1
-        // ppoll(2) does not say which handler has run, so no thread waits by it where that matters.
-        if !self.events.is_empty()
-            || !self.events.blocks()
-            || self.interruptions.lately() == Interruption::Depends
-        {
-            return Ok(false);
-        }
-        let signals = SignalMask::new();
-        let begin = || engine::existing().and_then(|engine| engine.reactor.begin_duty());
-        let Some(mut on_duty) = deferred(begin) else { return Ok(false) };
-        let mut sleeps = 0u32;
-        loop {
-            sleeps = sleeps.wrapping_add(1);
-            let mask = signals.before();
-            let heeded = if sleeps.is_multiple_of(SLEEPS) { self.events.heed_signals(mask) } else { Ok(()) };
-            let slept = heeded.and_then(|()| self.events.sleep_beside(on_duty.descriptor(), mask));
-            let woken = match slept {
-                Err(error)
-                    if error.errno() == libc::EINTR
-                        && self.interruptions.anew(mask) == Interruption::Never =>
-                {
-                    continue;
-                }
-                woken => woken?,
-            };
-            let serve = || self.events.take_after(|| on_duty.serve(), &mut *taken);
-            if woken.by_other && deferred(serve) {
-                return Ok(true);
-            }
-            let found =
-                if woken.by_event { deferred(|| self.events.take_with(&mut *taken)) } else { Ok(false) };
-            if let Ok(true) = found {
-                return Ok(true);
-            }
-            if found.is_err() {
-                return Ok(false);
-            }
-            deferred(|| on_duty.go_on());
-        }
-    }
-
-    /// Whether an event waits, after at most `milliseconds` (negative: no bound).
-    pub fn ready(&self, milliseconds: i32) -> Result<bool> {
-        self.events.ready(milliseconds)
-    }
-
-    /// Completion queues that still report here.
-    pub fn queues(&self) -> usize {
-        self.users.count()
-    }
-
-    /// The context it was made on.
-    pub fn context(&self) -> &Arc<Context> {
-        self.seat.context()
-    }
-
-    /// The program destroys the channel (ibv_destroy_comp_channel(3)): the context may go, though a connection that is still ending may hold
-    /// the channel a little longer.
-    ///
-    /// # Errors
-    /// EBUSY while completion queues report here.
-    pub fn retire(&self) -> Result<()> {
-        if self.queues() > 0 {
-            return Err(Error::busy(format!(
-                "{} completion queues still report on the channel: destroy them first",
-                self.queues()
-            )));
-        }
-        self.seat.leave();
-        Ok(())
-    }
-}
-
-/// Does it, without a cancellation of the calling thread in between.
-fn deferred<T>(act: impl FnOnce() -> T) -> T {
-    let _whole = CancellationGuard::new();
-    act()
-}
 
 /// Room that every queue has. perftest's latency tests ask for one entry, and with events they sometimes leave one behind for a while.
 const LEAST_ENTRIES: u32 = 16;
@@ -521,42 +339,6 @@ impl CompletionQueue {
         self.length.load(Ordering::Acquire) == 0 && self.vain.load(Ordering::Relaxed) != 0
     }
 
-    #[inline]
-    fn settle(&self) {
-        self.each_lane(|lane| lane.settle());
-    }
-
-    /// Tells the lanes that a poll gives the program completions. Out of line: where no transport has asked for that, a poll pays for one look at a flag.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn found(&self) {
-        self.each_lane(|lane| lane.found());
-    }
-
-    #[inline]
-    fn only_lane(&self) -> Option<&Arc<dyn Lane>> {
-        if self.is_alone.load(Ordering::Acquire) { self.first.get() } else { None }
-    }
-
-    /// Drives the lanes once.
-    #[inline(always)]
-    pub fn progress(&self) -> bool {
-        match self.only_lane() {
-            Some(lane) => lane.poll(),
-            None => self.drive_all(),
-        }
-    }
-
-    #[inline(never)]
-    fn drive_all(&self) -> bool {
-        let lanes = self.lanes.read().unwrap_or_else(|e| e.into_inner());
-        let mut worked = false;
-        for (lane, _) in lanes.iter() {
-            worked |= lane.poll();
-        }
-        worked
-    }
-
     /// Asks for one event on the channel at the next completion, or the next solicited or failed one (ibv_req_notify_cq(3)). As with
     /// adapters, one that is in the queue already counts if no event has told of it: programs such as UCX sleep without a last poll.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
@@ -614,16 +396,6 @@ impl CompletionQueue {
     /// Appends the descriptors at which packets arrive, each with the events to wait for.
     pub fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         self.each_lane(|lane| lane.descriptors(list));
-    }
-
-    #[inline]
-    fn each_lane(&self, mut act: impl FnMut(&dyn Lane)) {
-        if let Some(lane) = self.only_lane() {
-            return act(&**lane);
-        }
-        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
-            act(&**lane);
-        }
     }
 
     fn tell_of(&self, unheard: bool) {
@@ -818,36 +590,6 @@ impl CompletionQueue {
             ring.unheard.forget();
         }
         self.length.store(kept as u32, Ordering::Release);
-    }
-
-    /// Attaches a lane, once for each queue pair that uses it here.
-    pub fn attach_lane(&self, lane: &Arc<dyn Lane>) {
-        let mut lanes = self.lanes.write().unwrap_or_else(|e| e.into_inner());
-        match lanes.iter_mut().find(|(known, _)| Arc::ptr_eq(known, lane)) {
-            Some((_, uses)) => *uses += 1,
-            None => lanes.push((lane.clone(), 1)),
-        }
-        self.look_who_is_alone(&lanes);
-    }
-
-    /// Detaches it again. Not from within [`Lane::poll`].
-    pub fn detach_lane(&self, lane: &Arc<dyn Lane>) {
-        let mut lanes = self.lanes.write().unwrap_or_else(|e| e.into_inner());
-        if let Some(place) = lanes.iter().position(|(known, _)| Arc::ptr_eq(known, lane)) {
-            lanes[place].1 -= 1;
-            if lanes[place].1 == 0 {
-                lanes.remove(place);
-            }
-        }
-        self.look_who_is_alone(&lanes);
-    }
-
-    fn look_who_is_alone(&self, lanes: &[(Arc<dyn Lane>, usize)]) {
-        let alone = match lanes {
-            [(lane, _)] if lane.lasts() => Arc::ptr_eq(self.first.get_or_init(|| lane.clone()), lane),
-            _ => false,
-        };
-        self.is_alone.store(alone, Ordering::Release);
     }
 
     /// The program destroys the queue (ibv_destroy_cq(3)). Events that the program has not fetched are withdrawn. Channel, context and device may go,
