@@ -339,43 +339,49 @@ impl Reactor {
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = Vec::with_capacity(64);
+        let mut worked = false;
         loop {
-            self.deadlines.take_due(&mut due, Instant::now);
-            let worked = !due.is_empty();
-            if worked {
-                let _work = self.helpers.work();
-                for source in due.drain(..) {
-                    containment::contain(NAME, || source.timeout());
-                }
-            }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
             let deadline = if spinning || worked { Some(Instant::now()) } else { self.deadlines.sleep() };
             let count = wait(self.epoll, &mut events, deadline);
             if !spinning {
                 self.deadlines.awake();
             }
-            if count > 0 && !spin.is_zero() {
-                last_work = Some(Instant::now());
+            if count > 0 {
+                if !spin.is_zero() {
+                    last_work = Some(Instant::now());
+                }
+                self.serve(&events[..count]);
             }
-            if count == 0 {
+            // Descriptors come first: where this thread had no processor for a while, the answer that a deadline is for may have arrived.
+            self.deadlines.take_due(&mut due, Instant::now);
+            worked = !due.is_empty();
+            if worked {
+                let _work = self.helpers.work();
+                for source in due.drain(..) {
+                    containment::contain(NAME, || source.timeout());
+                }
+            }
+        }
+    }
+
+    /// Serves descriptors that are ready.
+    fn serve(&self, events: &[libc::epoll_event]) {
+        let _work = self.helpers.work();
+        for event in events {
+            if event.u64 == WAKE {
                 continue;
             }
-            let _work = self.helpers.work();
-            for event in &events[..count] {
-                if event.u64 == WAKE {
-                    continue;
+            let serve = |token, descriptor, source: Arc<dyn Source>, readiness| {
+                if !containment::contain(NAME, || source.ready(readiness)) {
+                    // It would be reported without end. The program gets its errors from elsewhere.
+                    self.suspend(token, descriptor);
                 }
-                let serve = |token, descriptor, source: Arc<dyn Source>, readiness| {
-                    if !containment::contain(NAME, || source.ready(readiness)) {
-                        // It would be reported without end. The program gets its errors from elsewhere.
-                        self.suspend(token, descriptor);
-                    }
-                };
-                if event.u64 == ARRIVALS {
-                    self.serve_arrivals(serve);
-                } else if let Some((source, descriptor)) = self.find(Token(event.u64)) {
-                    serve(Token(event.u64), descriptor, source, event.events);
-                }
+            };
+            if event.u64 == ARRIVALS {
+                self.serve_arrivals(serve);
+            } else if let Some((source, descriptor)) = self.find(Token(event.u64)) {
+                serve(Token(event.u64), descriptor, source, event.events);
             }
         }
     }
@@ -552,6 +558,38 @@ mod tests {
         let token = reactor.add(queue.descriptor(), READABLE, probe).unwrap();
         queue.push(());
         assert_eq!(receive.recv_timeout(second), Ok("ready"));
+        reactor.remove(token, queue.descriptor());
+    }
+
+    /// Keeps the background thread until the test goes on.
+    struct Busy(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
+    impl Source for Busy {
+        fn ready(self: Arc<Self>, _: Readiness) {}
+        fn timeout(self: Arc<Self>) {
+            let _ = self.0.send(());
+            let _ = self.1.lock().unwrap().recv_timeout(Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_was_held_up_serves_descriptors_before_deadlines() {
+        let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
+        let second = Duration::from_secs(20);
+        let ((begun, begins), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        reactor.set_timer(Duration::ZERO, Arc::new(Busy(begun, Mutex::new(goes_on)))).unwrap();
+        begins.recv_timeout(second).unwrap();
+        let (send, receive) = mpsc::channel();
+        let probe = Arc::new(Probe(Mutex::new(send)));
+        reactor.set_timer(Duration::ZERO, probe.clone()).unwrap();
+        let queue = crate::event::EventQueue::<()>::new().unwrap();
+        // It is reported once, since the probe takes nothing out of it.
+        let token = reactor.add(queue.descriptor(), READABLE | EDGE, probe).unwrap();
+        queue.push(());
+        go_on.send(()).unwrap();
+        assert_eq!(
+            [receive.recv_timeout(second), receive.recv_timeout(second)],
+            [Ok("ready"), Ok("timeout")]
+        );
         reactor.remove(token, queue.descriptor());
     }
 }
