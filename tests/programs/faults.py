@@ -542,7 +542,8 @@ WRONG = [
     ("completion:delay=5ms:qp=0", "letter 25: .*qp=2"),
     ("rdma_listen:EIO:qp=1", "letter 17: .*no options"),
     ("/no/such/file.toml", "No such file"),
-    ("wrong.toml", r"wrong\.toml:3: .*`when`"),
+    ("ibv_reg_mr", "letter 11: the name of an error number is missing here.* ibv_reg_mr:ENOMEM@3"),
+    ("wrong.toml", r"wrong\.toml:3: \"percent\" is no key of a fault.* when;"),
     ("rule.toml", r"rule\.toml:2: wire:lose: letter 6: .*partition"),
 ]
 

@@ -32,9 +32,7 @@ impl Queues {
             self.number
         );
         self.tell_refusal(Some(error), rights, || {
-            format!(
-                "the peer's {what} of {length} bytes at {address:#x} of key {key:#x} is refused: {why}"
-            )
+            format!("the peer's {what} of {length} bytes at {address:#x} of key {key:#x} is refused: {why}")
         });
     }
 

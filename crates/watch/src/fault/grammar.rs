@@ -224,6 +224,15 @@ impl<'a> Part<'a> {
     fn wrong<T>(self, why: impl Into<String>) -> Result<T, Wrong> {
         wrong(self.at, why)
     }
+
+    /// The word `found` of this part is not `kind`, or there is no word. `all` are those that there are, and the example is a rule.
+    fn unknown<T>(self, found: &str, kind: &str, all: &str, example: &str) -> Result<T, Wrong> {
+        let what = match found {
+            "" => format!("{kind} is missing here"),
+            _ => format!("{found:?} is not {kind}"),
+        };
+        self.wrong(format!("{what}; there are {all}; a rule is as {example}"))
+    }
 }
 
 /// The parts between colons. From the third on, one without the sign `=` belongs to the one before it: it may be of an IPv6 address.
@@ -364,10 +373,12 @@ fn call(name: Part<'_>, value: Part<'_>, options: &mut Options<'_>) -> Result<Su
         return name.wrong(format!("{} never fails", name.text));
     }
     let Some(errno) = names::errno(value.text) else {
-        return value.wrong(format!(
-            "{:?} is no error number; wanted is a name such as ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY or ETIMEDOUT",
-            value.text
-        ));
+        return value.unknown(
+            value.text,
+            "the name of an error number",
+            "ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY, ETIMEDOUT and the others of errno(3)",
+            &format!("{0}:ENOMEM, or {0}:ENOMEM@3 for the third call", name.text),
+        );
     };
     let are_all = |is_it: fn(&calls::Call) -> bool| {
         CALLS.iter().zip(&chosen).all(|(call, chosen)| !chosen || is_it(call))
@@ -397,10 +408,12 @@ fn completion(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wro
             let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
                 let all = list(COMPLETION.iter().map(|(name, _, _)| *name));
                 let statuses = list(STATUSES.iter().map(|(name, _, _)| *name));
-                return value.wrong(format!(
-                    "{:?} is no status of a failed completion, and nothing that happens to one; there are {all}, {statuses}",
-                    value.text
-                ));
+                return value.unknown(
+                    value.text,
+                    "the status of a failed completion, or what happens to one,",
+                    &format!("{all}, {statuses}"),
+                    "completion:RETRY_EXC_ERR@10 or completion:delay=5ms",
+                );
             };
             OfCompletion::Fails(*status)
         }
@@ -432,7 +445,7 @@ fn event(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
         }
         None => {
             let all = list(EVENTS.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{:?} is no event that can be raised; there are {all}", value.text))
+            value.unknown(value.text, "an event that can be raised", &all, "event:PORT_ERR@2s")
         }
     }
 }
@@ -474,7 +487,7 @@ fn wire(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
         }
         _ => {
             let all = list(WIRE.iter().map(|(name, _, _)| *name));
-            return value.wrong(format!("{kind:?} is no fault of the wire; there are {all}"));
+            return value.unknown(kind, "a fault of the wire", &all, "wire:loss%1 or wire:delay=5ms");
         }
     };
     let mut of = Packets::default();
@@ -568,7 +581,7 @@ fn device(value: Part<'_>, options: &mut Options<'_>) -> Result<OfDevice, Wrong>
         }
         _ => {
             let all = list(DEVICE.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{kind:?} is no fault of a device; there are {all}"))
+            value.unknown(kind, "a fault of a device", &all, "device:port_down@2s..5s")
         }
     }
 }
@@ -591,7 +604,7 @@ fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
         }
         _ => {
             let all = list(PEER.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{kind:?} is no fault of the process; there are {all}"))
+            value.unknown(kind, "a fault of the process", &all, "peer:kill@3s or peer:stall=2s@100posts")
         }
     }
 }
@@ -753,9 +766,27 @@ mod tests {
             ("", "rule 1, letter 1:", "CALL:ERRNO"),
             ("ibv_reg_mr:ENOMEM,", "rule 2, letter 19:", "a rule is missing"),
             ("ibv_regmr:ENOMEM", "rule 1, letter 1:", "ibv_reg_mr"),
-            ("ibv_reg_mr", "rule 1, letter 11:", "ENOMEM"),
-            ("ibv_reg_mr:", "rule 1, letter 12:", "ENOMEM"),
-            ("ibv_reg_mr:enomem", "rule 1, letter 12:", "ENOMEM"),
+            (
+                "ibv_reg_mr",
+                "rule 1, letter 11: the name of an error number is missing here",
+                "as ibv_reg_mr:ENOMEM, or",
+            ),
+            (
+                "ibv_dereg_mr@3",
+                "rule 1, letter 13: the name of an error",
+                "ibv_dereg_mr:ENOMEM@3 for the third call",
+            ),
+            ("ibv_reg_mr:", "rule 1, letter 12: the name of an error", "ENOMEM"),
+            (
+                "ibv_reg_mr:enomem",
+                "rule 1, letter 12: \"enomem\" is not the name of an error number",
+                "ENOMEM",
+            ),
+            ("completion", "rule 1, letter 11: the status of a failed", "is missing here; there are delay,"),
+            ("wire@3", "rule 1, letter 5: a fault of the wire is missing here", "wire:loss%1"),
+            ("event:", "rule 1, letter 7: an event that can be raised is missing", "event:PORT_ERR@2s"),
+            ("device", "rule 1, letter 7: a fault of a device is missing", "device:port_down@2s..5s"),
+            ("peer", "rule 1, letter 5: a fault of the process is missing", "peer:kill@3s"),
             ("ibv_reg_mr:ENOMEM@0", "rule 1, letter 18:", "@N"),
             ("ibv_reg_mr:ENOMEM@x", "rule 1, letter 18:", "@N"),
             ("ibv_reg_mr:ENOMEM%101", "rule 1, letter 18:", "up to 100"),
@@ -812,5 +843,16 @@ mod tests {
         let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
         assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
         assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
+    }
+
+    #[test]
+    fn the_examples_of_messages_work() {
+        for text in ["ibv_reg_mr", "completion", "wire", "event", "device", "peer"] {
+            let why = check(text).expect_err(text);
+            let (_, examples) = why.split_once("; a rule is as ").expect("examples");
+            for example in examples.split([' ', ',']).filter(|word| word.contains(':')) {
+                assert_eq!(check(example), Ok(()), "{example}");
+            }
+        }
     }
 }
