@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use adverb_core::setting;
 use adverb_core::wire::Kind;
 use adverb_watch::fault::{
-    COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, check_devices,
-    operation_names,
+    COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, RunDevice, SEED, STATUSES, WIRE, check,
+    check_devices, operation_names,
 };
 use file::FaultPlan;
 use std::fmt::Write as _;
@@ -56,11 +56,11 @@ impl Failing {
         }
     }
 
-    /// Whether all devices that rules name are those that the program sees.
+    /// Whether each rule can do something with the devices that the program sees.
     ///
     /// # Errors
     /// The rule, and what is allowed.
-    pub(crate) fn check_devices(&self, known: &[String]) -> Result<(), Failure> {
+    pub(crate) fn check_devices(&self, known: &[RunDevice]) -> Result<(), Failure> {
         let rules = match &self.fault {
             Some(wanted) => Some(wanted.rules.clone()),
             None => setting::variable(FAULT).filter(|rules| !rules.trim().is_empty()),
@@ -159,6 +159,7 @@ When, behind event, device and peer:
   @2s..5s, @0s..100posts from then on until then: of device
   @100posts+3s           from then on for three seconds: of device
 
+A rule that can do nothing on the devices of the run is refused, as wire:cut on roce0 alone.
 Each process of a run counts by itself. ADVERB_LOG=warn shows each fault, and the rules that never struck.
 
 STATUS, and what happens on a real fabric:

@@ -1,6 +1,7 @@
 //! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
 use super::chosen::{self, Pair, Scope};
+use super::network;
 use super::when::{self, Wants, When};
 use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
@@ -8,7 +9,7 @@ use crate::names;
 use adverb_core::description::Rate;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Status;
-use adverb_core::wire::{Direction, Kind, Passing};
+use adverb_core::wire::{Direction, Kind, Medium, Passing};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -161,20 +162,40 @@ pub fn check_rule(text: &str) -> Result<(), String> {
     rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
 
-/// Whether all devices that rules name are among those of a run.
+/// A device that the program of a run sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDevice {
+    /// The name of the device: `roce0`.
+    pub name: String,
+    /// What carries the packets of the device.
+    pub medium: Medium,
+}
+
+/// Whether each rule can do something with the devices of a run: those that it names are there, and have what it is about.
 ///
 /// # Errors
-/// Which rule is wrong, or is no rule, and what is allowed.
-pub fn check_devices(text: &str, known: &[String]) -> Result<(), String> {
+/// Which rule is wrong, is no rule, or can do nothing, and what is allowed.
+pub fn check_devices(text: &str, known: &[RunDevice]) -> Result<(), String> {
     for (place, rule) in parse(text)?.iter().enumerate() {
-        if let Some(name) = rule.of.device.as_ref().filter(|name| !known.contains(name)) {
+        let place = place + 1;
+        if let Some(name) = rule.of.device.as_ref().filter(|name| known.iter().all(|one| one.name != **name)) {
             const OPTION: &str = ":device=";
-            let all = list(known.iter().map(String::as_str));
+            let all = list(known.iter().map(|one| one.name.as_str()));
             let inside = rule.text.find(OPTION).map_or(0, |inside| inside + OPTION.len());
             return Err(format!(
-                "rule {}, letter {}: the program sees no device {name}; it sees {all}",
-                place + 1,
+                "rule {place}, letter {}: the program sees no device {name}; it sees {all}",
                 rule.at + inside + 1
+            ));
+        }
+        let Subject::Wire { what, of } = &rule.subject else { continue };
+        let chosen = || known.iter().filter(|one| rule.of.has_device(&one.name));
+        let reasons: Vec<_> = chosen().map(|one| network::idle(*what, of, one.medium)).collect();
+        if let (Some(why), true) = (reasons.iter().flatten().next(), reasons.iter().all(Option::is_some)) {
+            let all = list(chosen().map(|one| one.name.as_str()));
+            return Err(format!(
+                "rule {place}, letter {}: {} can do nothing on {all}: {why}",
+                rule.at + 1,
+                rule.text
             ));
         }
     }
@@ -613,7 +634,6 @@ fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
 mod tests {
     use super::super::when::{MILLION, Point, Span};
     use super::*;
-    use adverb_core::wire::Medium;
 
     #[test]
     fn rules_are_read() {
@@ -838,11 +858,41 @@ mod tests {
             let why = check(text).expect_err(text);
             assert!(why.starts_with(place) && why.contains(allowed), "{text}: {why}");
         }
-        let known = ["roce0".to_owned(), "roce1".to_owned()];
+        assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
+    }
+
+    #[test]
+    fn rules_that_can_do_nothing_with_the_devices_of_a_run_are_said() {
+        let device = |name: &str, medium| RunDevice { name: name.to_owned(), medium };
+        let [one, other] = ["roce0", "roce1"].map(|name| device(name, Medium::Datagrams));
+        let tcp = device("iwarp0", Medium::Stream);
+        let known = [one.clone(), other];
         assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
         let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
         assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
-        assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
+        let [roce, iwarp, both] = [&known[..], &[tcp.clone()], &[one, tcp]];
+        for (text, devices, says) in [
+            ("wire:loss,wire:cut@3", roce, "rule 2, letter 11: wire:cut@3 can do nothing on roce0, roce1: "),
+            ("wire:cut:device=roce0", both, "rule 1, letter 1: wire:cut:device=roce0 can do nothing on roce0: "),
+            ("wire:loss:opcode=IMMEDIATE", roce, "for devices of iWARP"),
+            ("wire:loss:opcode=TERMINATE", roce, "for devices of iWARP"),
+            ("wire:reorder", iwarp, "for devices of RoCE"),
+            ("wire:duplicate=2%5", iwarp, "for devices of RoCE"),
+            ("wire:loss:opcode=ACK", iwarp, "for devices of RoCE"),
+            ("wire:loss:opcode=FLUSH", iwarp, "for devices of RoCE"),
+            ("wire:corrupt:opcode=CM", iwarp, "wire:delay"),
+            ("wire:loss:opcode=CM:direction=in", iwarp, "direction=out"),
+        ] {
+            let why = check_devices(text, devices).expect_err(text);
+            assert!(why.contains(says), "{text}: {why}");
+        }
+        for (text, devices) in [
+            ("wire:cut,wire:reorder,wire:loss:opcode=ACK,wire:loss:opcode=TERMINATE", both),
+            ("wire:reorder,wire:duplicate,wire:corrupt:opcode=CM,wire:loss:opcode=CM:direction=in", roce),
+            ("wire:cut,wire:delay=1ms:opcode=CM,wire:loss:opcode=IMMEDIATE,wire:loss:opcode=SEND", iwarp),
+        ] {
+            assert_eq!(check_devices(text, devices), Ok(()), "{text}");
+        }
     }
 
     #[test]
