@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// The options of faults.
 #[derive(clap::Args)]
 pub(crate) struct Failing {
-    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules
+    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules, as 'adverb fault list' shows one
     #[arg(long, value_name = "RULES", value_parser = wanted)]
     fault: Option<FaultPlan>,
 
@@ -117,10 +117,15 @@ fn explained<'a>(text: &mut String, words: impl Iterator<Item = (String, &'a str
 }
 
 fn list() -> String {
+    let example: String =
+        file::EXAMPLE.lines().map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect();
     let mut text = format!(
         "\
-A rule says what fails, how, and when. Several rules have commas between them. A file of rules (FILE.toml) has one in each table
-[[fault]]: rule = \"wire:loss\", and if wanted opcode, direction, peer, jitter, qp, device, when = \"%5\".
+A rule says what fails, how, and when. Several rules have commas between them.
+
+A file of rules (FILE.toml) has them in a list, as here, or one in each table [[fault]], with its options and its time beside it:
+{example}
+The keys of a table are rule, opcode, direction, peer, jitter, qp, device and when. Those before the tables are seed and rules.
 
   CALL:ERRNO             a call of verbs or rdma_cm fails: ibv_reg_mr:ENOMEM, ibv_create_*:EAGAIN, rdma_connect:ENODEV
                          The call does nothing and answers as its manual page says. On a real fabric: the device has no
@@ -184,4 +189,17 @@ STATUS, and what happens on a real fabric:
     let _ = writeln!(text, "\nOPCODE: {}", names(operation_names().collect()));
     let _ = writeln!(text, "PACKET: {}", names(Kind::ALL.iter().map(|(name, _)| *name).collect()));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_shows_both_forms_of_a_file() {
+        let text = list();
+        for part in ["\n  rules = [\"ibv_reg_mr:ENOMEM@3\"]\n\n  [[fault]]\n", "\n  when = \"%5\"\n"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
 }
