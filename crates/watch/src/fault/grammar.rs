@@ -178,7 +178,8 @@ pub struct RunDevice {
 pub fn check_devices(text: &str, known: &[RunDevice]) -> Result<(), String> {
     for (place, rule) in parse(text)?.iter().enumerate() {
         let place = place + 1;
-        if let Some(name) = rule.of.device.as_ref().filter(|name| known.iter().all(|one| one.name != **name)) {
+        if let Some(name) = rule.of.device.as_ref().filter(|name| known.iter().all(|one| one.name != **name))
+        {
             const OPTION: &str = ":device=";
             let all = list(known.iter().map(|one| one.name.as_str()));
             let inside = rule.text.find(OPTION).map_or(0, |inside| inside + OPTION.len());
@@ -873,7 +874,11 @@ mod tests {
         let [roce, iwarp, both] = [&known[..], &[tcp.clone()], &[one, tcp]];
         for (text, devices, says) in [
             ("wire:loss,wire:cut@3", roce, "rule 2, letter 11: wire:cut@3 can do nothing on roce0, roce1: "),
-            ("wire:cut:device=roce0", both, "rule 1, letter 1: wire:cut:device=roce0 can do nothing on roce0: "),
+            (
+                "wire:cut:device=roce0",
+                both,
+                "rule 1, letter 1: wire:cut:device=roce0 can do nothing on roce0: ",
+            ),
             ("wire:loss:opcode=IMMEDIATE", roce, "for devices of iWARP"),
             ("wire:loss:opcode=TERMINATE", roce, "for devices of iWARP"),
             ("wire:reorder", iwarp, "for devices of RoCE"),
