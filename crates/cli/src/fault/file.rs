@@ -37,7 +37,7 @@ fn wrong<T>(at: usize, why: impl Into<String>) -> Result<T, Wrong> {
     Err(Wrong { at, why: why.into() })
 }
 
-/// The same, with a file that is right.
+/// Says what is wrong, and shows a file that is right.
 fn misshapen<T>(at: usize, why: impl AsRef<str>) -> Result<T, Wrong> {
     let mut why = format!("{}; a file of faults is as this one:\n", why.as_ref());
     for line in EXAMPLE.lines() {
@@ -61,7 +61,7 @@ const OF_FAULT: [(&str, &str); 8] = [
     ("when", "\"%5\", or when = \"@3\""),
 ];
 
-/// A word of TOML for what stands there, for a person.
+/// A word for the kind of a value, for a person.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",

@@ -130,7 +130,7 @@ impl Site {
         self.up_to(MOST)
     }
 
-    /// The same, as far as they are known. Names of more places are looked up.
+    /// All functions of the program that are known, in the same order. Their names take longer to look up than those that are shown.
     pub(super) fn all_places(&self) -> Vec<Place> {
         self.up_to(usize::MAX)
     }
