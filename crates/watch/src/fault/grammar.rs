@@ -871,7 +871,8 @@ mod tests {
         assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
         let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
         assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
-        let [roce, iwarp, both] = [&known[..], &[tcp.clone()], &[one, tcp]];
+        let (alone, all) = ([tcp.clone()], [one, tcp]);
+        let (roce, iwarp, both) = (&known[..], &alone[..], &all[..]);
         for (text, devices, says) in [
             ("wire:loss,wire:cut@3", roce, "rule 2, letter 11: wire:cut@3 can do nothing on roce0, roce1: "),
             (
