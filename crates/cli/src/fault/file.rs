@@ -78,8 +78,15 @@ fn number(value: &DeInteger<'_>) -> Option<u64> {
     u64::from_str_radix(value.as_str(), value.radix()).ok()
 }
 
-/// The rules of a file, each with its place, and the seed.
-fn read_table(file: &DeTable<'_>) -> Result<(Vec<(usize, String)>, Option<u64>), Wrong> {
+/// What stands in a file, before its rules are looked at.
+struct FileParts {
+    /// Each rule, behind how many bytes of the file it stands.
+    rules: Vec<(usize, String)>,
+    seed: Option<u64>,
+}
+
+/// The parts of a file.
+fn read_table(file: &DeTable<'_>) -> Result<FileParts, Wrong> {
     for key in file.keys() {
         let name = key.get_ref().as_ref();
         if OF_FAULT.iter().any(|(known, _)| *known == name) {
@@ -122,7 +129,7 @@ fn read_table(file: &DeTable<'_>) -> Result<(Vec<(usize, String)>, Option<u64>),
             rules.push((value.span().start, rule_of(value.span().start, fault)?));
         }
     }
-    Ok((rules, seed))
+    Ok(FileParts { rules, seed })
 }
 
 fn wrong_list<T>(found: &Spanned<DeValue<'_>>) -> Result<T, Wrong> {
@@ -227,9 +234,9 @@ fn read_text(text: &str) -> Result<FaultPlan, Wrong> {
             return misshapen(at, format!("this is no TOML: {}", error.message()));
         }
     };
-    let (found, seed) = read_table(file.get_ref())?;
+    let found = read_table(file.get_ref())?;
     let mut rules = Vec::new();
-    for (at, rule) in found {
+    for (at, rule) in found.rules {
         let checked = match rule.contains(',') {
             true => Err("a comma stands in no rule: each rule has a place of its own".to_owned()),
             false => check_rule(&rule),
@@ -240,7 +247,7 @@ fn read_text(text: &str) -> Result<FaultPlan, Wrong> {
     if rules.is_empty() {
         return misshapen(0, "no fault is there");
     }
-    Ok(FaultPlan { rules: rules.join(","), seed })
+    Ok(FaultPlan { rules: rules.join(","), seed: found.seed })
 }
 
 #[cfg(test)]
