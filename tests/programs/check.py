@@ -356,6 +356,21 @@ def findings_name_their_process(adverb, folder):
     return f"processes {' and '.join(sorted(found))}"
 
 
+def leaks_are_suppressed(adverb, folder):
+    """A line of the file silences what was left by where it was made: in a function, in one that it calls, or in a library."""
+    program = compiled("leaked_region", folder)
+    with tempfile.TemporaryDirectory(prefix="adverb-check-") as own:
+        path = os.path.join(own, "known")
+        # Its device, its protection domain, and three regions of one place.
+        for rule, wanted in (("other", 3), ("open_device", 2), ("open_*", 2), ("main", 0), ("libother.so*", 3)):
+            with open(path, "w") as file:
+                file.write(f"object-leaked * {rule}\n")
+            output, described = run(adverb, "roce0", [program], "--check", "--check-suppress", path)
+            if len(findings(output)) != wanted:
+                raise Failed(f"{rule}: {wanted} findings were expected:\n{described}")
+    return "by function, by its caller, by library"
+
+
 def in_json(adverb, folder, name):
     """The lines of JSON about a program with findings, and its process."""
     with Process([adverb, "run", "--device", "roce0", "--check", "--check-format", "json", "--", compiled(name, folder)]) as process:
@@ -470,6 +485,7 @@ def tests(adverb, folder):
     found += [(f"check::others::{kind}::roce0", mpi_job, (adverb, folder, kind)) for kind in MPI]
     found.append(("check::standard_error_closed", no_data_changes, (adverb, folder)))
     found.append(("check::findings_name_their_process", findings_name_their_process, (adverb, folder)))
+    found.append(("check::leaks_are_suppressed", leaks_are_suppressed, (adverb, folder)))
     found.append(("check::json_has_numbers", json_has_numbers, (adverb, folder)))
     found.append(("check::json_says_whether_leaks_were_looked_for", json_says_whether_leaks_were_looked_for, (adverb, folder)))
     found.append(("check::faults_are_no_findings", faults_are_no_findings, (adverb, folder)))

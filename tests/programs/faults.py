@@ -541,8 +541,11 @@ WRONG = [
     ("device:gone:device=mlx5_7@1s", "rule 1, letter 20: .*device mlx5_7; it sees roce0"),
     ("completion:delay=5ms:qp=0", "letter 25: .*qp=2"),
     ("rdma_listen:EIO:qp=1", "letter 17: .*no options"),
+    ("wire:loss,wire:cut@3", "rule 2, letter 11: wire:cut@3 can do nothing on roce0: .* for devices of iWARP"),
+    ("wire:loss:opcode=TERMINATE", "can do nothing on roce0"),
     ("/no/such/file.toml", "No such file"),
-    ("wrong.toml", r"wrong\.toml:3: .*`when`"),
+    ("ibv_reg_mr", "letter 11: the name of an error number is missing here.* ibv_reg_mr:ENOMEM@3"),
+    ("wrong.toml", r"wrong\.toml:3: \"percent\" is no key of a fault.* when;"),
     ("rule.toml", r"rule\.toml:2: wire:lose: letter 6: .*partition"),
 ]
 

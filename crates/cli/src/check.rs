@@ -21,7 +21,7 @@ pub(crate) struct CheckOptions {
     #[arg(long, value_name = "CODE", value_parser = clap::value_parser!(u8), requires = "check")]
     check_exit: Option<u8>,
 
-    /// The file with findings that are not shown: a line each, NAME [PROGRAM] [FUNCTION], with * for any
+    /// The file with findings that are not shown: a line each, NAME [PROGRAM] [FUNCTION or LIBRARY], with * for any. Leaks go by where the object was made
     #[arg(long, value_name = "FILE", value_parser = suppressed, requires = "check")]
     check_suppress: Option<String>,
 

@@ -8,6 +8,8 @@ use adverb_core::log;
 use adverb_core::setting;
 use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
+use adverb_core::wire::Medium;
+use adverb_watch::fault::RunDevice;
 use adverb_watch::{check, fault, setting as watch};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -118,19 +120,25 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
     }
 }
 
-/// The names of the devices that a program of such a command sees.
-pub(crate) fn names(starts: &Devices) -> Vec<String> {
+/// The devices that a program of such a command sees.
+pub(crate) fn seen(starts: &Devices) -> Vec<RunDevice> {
     let set = setting::devices();
     match starts.list().or(set.as_deref()) {
         Some(list) => {
             let found = description::parse(list, &devices()).into_iter().flatten();
-            found.map(|device| device.name).collect()
+            found.map(|device| RunDevice { name: device.name, medium: medium(&device.like) }).collect()
         }
         None => {
             let usual = TRANSPORTS.iter().filter(|transport| transport.default);
-            usual.map(|transport| transport.device.to_owned()).collect()
+            let seen = |name: &str| RunDevice { name: name.to_owned(), medium: medium(name) };
+            usual.map(|transport| seen(transport.device)).collect()
         }
     }
+}
+
+/// What carries the packets of a device that is like this one of the build.
+fn medium(like: &str) -> Medium {
+    if like == adverb_iwarp::FACTORY.device { Medium::Stream } else { Medium::Datagrams }
 }
 
 /// What the user should know of the devices of such a command: what they are to stand on and is not here. It may come, or be

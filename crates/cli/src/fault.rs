@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use adverb_core::setting;
 use adverb_core::wire::Kind;
 use adverb_watch::fault::{
-    COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, check_devices,
-    operation_names,
+    COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, RunDevice, SEED, STATUSES, WIRE, check,
+    check_devices, operation_names,
 };
 use file::FaultPlan;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// The options of faults.
 #[derive(clap::Args)]
 pub(crate) struct Failing {
-    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules
+    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules, as 'adverb fault list' shows one
     #[arg(long, value_name = "RULES", value_parser = wanted)]
     fault: Option<FaultPlan>,
 
@@ -56,11 +56,11 @@ impl Failing {
         }
     }
 
-    /// Whether all devices that rules name are those that the program sees.
+    /// Whether each rule can do something with the devices that the program sees.
     ///
     /// # Errors
     /// The rule, and what is allowed.
-    pub(crate) fn check_devices(&self, known: &[String]) -> Result<(), Failure> {
+    pub(crate) fn check_devices(&self, known: &[RunDevice]) -> Result<(), Failure> {
         let rules = match &self.fault {
             Some(wanted) => Some(wanted.rules.clone()),
             None => setting::variable(FAULT).filter(|rules| !rules.trim().is_empty()),
@@ -117,10 +117,15 @@ fn explained<'a>(text: &mut String, words: impl Iterator<Item = (String, &'a str
 }
 
 fn list() -> String {
+    let example: String =
+        file::EXAMPLE.lines().map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect();
     let mut text = format!(
         "\
-A rule says what fails, how, and when. Several rules have commas between them. A file of rules (FILE.toml) has one in each table
-[[fault]]: rule = \"wire:loss\", and if wanted opcode, direction, peer, jitter, qp, device, when = \"%5\".
+A rule says what fails, how, and when. Several rules have commas between them.
+
+A file of rules (FILE.toml) has them in a list, as here, or one in each table [[fault]], with its options and its time beside it:
+{example}
+The keys of a table are rule, opcode, direction, peer, jitter, qp, device and when. Those before the tables are seed and rules.
 
   CALL:ERRNO             a call of verbs or rdma_cm fails: ibv_reg_mr:ENOMEM, ibv_create_*:EAGAIN, rdma_connect:ENODEV
                          The call does nothing and answers as its manual page says. On a real fabric: the device has no
@@ -159,6 +164,7 @@ When, behind event, device and peer:
   @2s..5s, @0s..100posts from then on until then: of device
   @100posts+3s           from then on for three seconds: of device
 
+A rule that can do nothing on the devices of the run is refused, as wire:cut on roce0 alone.
 Each process of a run counts by itself. ADVERB_LOG=warn shows each fault, and the rules that never struck.
 
 STATUS, and what happens on a real fabric:
@@ -183,4 +189,17 @@ STATUS, and what happens on a real fabric:
     let _ = writeln!(text, "\nOPCODE: {}", names(operation_names().collect()));
     let _ = writeln!(text, "PACKET: {}", names(Kind::ALL.iter().map(|(name, _)| *name).collect()));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_shows_both_forms_of_a_file() {
+        let text = list();
+        for part in ["\n  rules = [\"ibv_reg_mr:ENOMEM@3\"]\n\n  [[fault]]\n", "\n  when = \"%5\"\n"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
 }

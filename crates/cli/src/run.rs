@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     args.fault.check_seed()?;
     let host = Host::look(args.with_host_devices, args.devices.list())?;
     if host.is_none() {
-        args.fault.check_devices(&environment::names(&args.devices))?;
+        args.fault.check_devices(&environment::seen(&args.devices))?;
     }
     let of_host = host.as_ref().and_then(Host::warning).map(str::to_owned);
     for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)).chain(&of_host) {

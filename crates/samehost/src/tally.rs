@@ -78,7 +78,7 @@ pub(crate) fn carried_out(
     };
     log!(
         Packets,
-        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#010x}, \
+        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#x}, \
          carried out in memory of process {process}"
     );
 }

@@ -15,7 +15,7 @@ mod restart;
 mod when;
 mod words;
 
-pub use grammar::{FORM, check, check_devices, check_rule};
+pub use grammar::{FORM, RunDevice, check, check_devices, check_rule};
 pub use words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
 
 use crate::calls::{Call, Returns, Work};

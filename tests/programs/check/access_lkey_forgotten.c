@@ -1,5 +1,5 @@
 /* The program fills address and length of the element and forgets the key.
- * expects: access-refused: 0x1 ... key 0
+ * expects: access-refused: lkey 0x0 ... request 0x1 ... key 0x0
  * remedy: lkey
  */
 #include "common.h"

@@ -37,18 +37,18 @@ impl Keys {
         let (first, size) = (entry.iova, entry.length);
         let text = match error {
             AccessError::Key if user == User::Local => {
-                format!("key {key:#010x} is a memory window's, which is for peers alone")
+                format!("key {key:#x} is a memory window's, which is for peers alone")
             }
-            AccessError::Key => format!("the region under the window of key {key:#010x} is gone"),
+            AccessError::Key => format!("the region under the window of key {key:#x} is gone"),
             AccessError::ProtectionDomain if entry.domain == domain => {
-                format!("the window of key {key:#010x} is bound to another queue pair")
+                format!("the window of key {key:#x} is bound to another queue pair")
             }
             AccessError::ProtectionDomain => format!(
-                "the {thing} of key {key:#010x} is of protection domain {}, the request of protection domain {domain}",
+                "the {thing} of key {key:#x} is of protection domain {}, the request of protection domain {domain}",
                 entry.domain
             ),
             AccessError::Rights => format!(
-                "the {thing} of key {key:#010x} permits {}; wanted is {}",
+                "the {thing} of key {key:#x} permits {}; wanted is {}",
                 words(entry.access),
                 words(rights)
             ),
@@ -70,7 +70,7 @@ impl Keys {
                         write!(text, "the bytes end {past} {} past the end of", bytes(past))
                     }
                 };
-                let _ = write!(text, " the {thing} of key {key:#010x}, which has {size} bytes at {first:#x}");
+                let _ = write!(text, " the {thing} of key {key:#x}, which has {size} bytes at {first:#x}");
                 text
             }
         };
@@ -81,11 +81,11 @@ impl Keys {
     fn explain_key(&self, key: u32, address: u64, length: u64, domain: u32) -> String {
         let was_there = self.slot(key).is_some_and(|slot| slot.key() == key);
         let mut text = match (key, was_there) {
-            (0, _) => "key 0 is no key".to_owned(),
+            (0, _) => "key 0x0 is no key".to_owned(),
             (_, true) => {
-                format!("key {key:#010x} is gone: its region was deregistered, or it was invalidated")
+                format!("key {key:#x} is gone: its region was deregistered, or it was invalidated")
             }
-            (_, false) => format!("there is no key {key:#010x} here"),
+            (_, false) => format!("there is no key {key:#x} here"),
         };
         let has = |entry: &Entry| {
             let at = address.checked_sub(entry.iova);
@@ -94,7 +94,7 @@ impl Keys {
                 && at.and_then(|at| at.checked_add(length)).is_some_and(|end| end <= entry.length)
         };
         if let Some(other) = self.find_key(has) {
-            let _ = write!(text, "; the bytes are in the region of key {other:#010x}");
+            let _ = write!(text, "; the bytes are in the region of key {other:#x}");
         }
         text
     }
@@ -136,7 +136,7 @@ mod tests {
         };
         let read = Access::REMOTE_READ;
         assert_eq!(said(key, 0x10_0000, 4096, read, 3), None);
-        let shown = format!("{key:#010x}");
+        let shown = format!("{key:#x}");
         assert_eq!(
             said(key, 0x10_0ff0, 64, read, 3).unwrap(),
             format!(
@@ -162,13 +162,16 @@ mod tests {
         assert_eq!(
             said(gone, 0x10_0000, 8, read, 3).unwrap(),
             format!(
-                "key {gone:#010x} is gone: its region was deregistered, or it was invalidated; \
+                "key {gone:#x} is gone: its region was deregistered, or it was invalidated; \
                  the bytes are in the region of key {shown}"
             )
         );
         assert_eq!(
             said(key ^ 1, 0x20_0000, 8, read, 3).unwrap(),
-            format!("there is no key {:#010x} here", key ^ 1)
+            format!("there is no key {:#x} here", key ^ 1)
         );
+        // As in traces and findings: without leading zeros, and 0 as the others.
+        assert_eq!(said(0, 0x20_0000, 8, read, 3).unwrap(), "key 0x0 is no key");
+        assert_eq!(said(0xab, 0x20_0000, 8, read, 3).unwrap(), "there is no key 0xab here");
     }
 }

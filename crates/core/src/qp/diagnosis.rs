@@ -28,13 +28,11 @@ impl Queues {
         let what = wanted(rights);
         crate::log!(
             Warn,
-            "queue pair {:#x}: the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}",
+            "queue pair {:#x}: the peer's {what} of {length} bytes at {address:#x} of key {key:#x} is refused: {why}",
             self.number
         );
         self.tell_refusal(Some(error), rights, || {
-            format!(
-                "the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}"
-            )
+            format!("the peer's {what} of {length} bytes at {address:#x} of key {key:#x} is refused: {why}")
         });
     }
 
@@ -100,14 +98,14 @@ impl Queues {
                 let key = work.immediate;
                 crate::log!(
                     Warn,
-                    "queue pair {number:#x}: request {wr_id:#x}, a {what} of key {key:#010x}, failed: {text}"
+                    "queue pair {number:#x}: request {wr_id:#x}, a {what} of key {key:#x}, failed: {text}"
                 );
             }
             _ => {
                 let (address, key) = (work.remote_address, work.rkey);
                 crate::log!(
                     Warn,
-                    "queue pair {number:#x}: request {wr_id:#x}, a {what} of {length} bytes at {address:#x} of key {key:#010x}, failed: {text}"
+                    "queue pair {number:#x}: request {wr_id:#x}, a {what} of {length} bytes at {address:#x} of key {key:#x}, failed: {text}"
                 );
             }
         }
@@ -158,7 +156,7 @@ impl Queues {
             } else {
                 return None;
             };
-            Some((Cause::LocalFault, format!("{bytes} are registered by key {lkey:#010x}, but {why}")))
+            Some((Cause::LocalFault, format!("{bytes} are registered by key {lkey:#x}, but {why}")))
         })
     }
 }

@@ -160,7 +160,7 @@ impl Queues {
         let key = work.immediate;
         crate::log!(
             Warn,
-            "queue pair {number:#x}: key {key:#010x} opens nothing any more, but its bytes are still in use"
+            "queue pair {number:#x}: key {key:#x} opens nothing any more, but its bytes are still in use"
         );
         Status::LocalQpOperation
     }

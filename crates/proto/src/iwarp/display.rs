@@ -110,12 +110,12 @@ impl fmt::Display for Parameters {
 
 /// A place in a buffer that a tag names.
 fn place(stag: u32, to: u64) -> String {
-    format!("STag {stag:#010x} at offset {to:#x}")
+    format!("STag {stag:#x} at offset {to:#x}")
 }
 
 fn send_options(f: &mut fmt::Formatter<'_>, invalidate: Option<u32>, solicited: bool) -> fmt::Result {
     if let Some(stag) = invalidate {
-        write!(f, ", invalidates STag {stag:#010x}")?;
+        write!(f, ", invalidates STag {stag:#x}")?;
     }
     f.write_str(if solicited { ", solicited" } else { "" })
 }
@@ -129,10 +129,10 @@ mod tests {
         let request = ReadRequest { sink_stag: 1, sink_to: 16, len: 8, source_stag: 0xabcd, source_to: 4096 };
         assert_eq!(
             Segment::ReadRequest { msn: 3, request }.to_string(),
-            "Read Request for 8 bytes from STag 0x0000abcd at offset 0x1000 to STag 0x00000001 at offset 0x10, number 3"
+            "Read Request for 8 bytes from STag 0xabcd at offset 0x1000 to STag 0x1 at offset 0x10, number 3"
         );
         let send = Outbound::Send { len: 5, invalidate: Some(0x12), solicited: true };
-        assert_eq!(send.to_string(), "Send of 5 bytes, invalidates STag 0x00000012, solicited");
+        assert_eq!(send.to_string(), "Send of 5 bytes, invalidates STag 0x12, solicited");
         let parameters = Parameters {
             initiator: true,
             revision: 2,

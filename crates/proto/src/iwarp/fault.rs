@@ -425,7 +425,7 @@ impl fmt::Display for Terminate {
             None => write!(f, ", caused by an unknown message")?,
         }
         if let Ok(tagged) = Tagged::ref_from_bytes(header) {
-            write!(f, " to STag {:#010x} at offset {:#x}", tagged.stag.get(), tagged.to.get())?;
+            write!(f, " to STag {:#x} at offset {:#x}", tagged.stag.get(), tagged.to.get())?;
         } else if let Ok(untagged) = Untagged::ref_from_bytes(header) {
             write!(f, " number {} in queue {}", untagged.msn.get(), untagged.queue.get())?;
         }
@@ -435,7 +435,7 @@ impl fmt::Display for Terminate {
         if let Some(request) = self.read_request() {
             write!(
                 f,
-                " for {} bytes from STag {:#010x} at offset {:#x}",
+                " for {} bytes from STag {:#x} at offset {:#x}",
                 request.len, request.source_stag, request.source_to
             )?;
         }
@@ -564,12 +564,12 @@ mod tests {
         assert_eq!(
             READ.terminate(Fault::AccessRights, 0).to_string(),
             "RDMAP remote protection error: access rights violation (layer 0, type 1, code 0x02), caused by RDMA Read \
-             Request number 7 in queue 1 in a segment of 46 bytes for 3 bytes from STag 0x00000004 at offset 0x5"
+             Request number 7 in queue 1 in a segment of 46 bytes for 3 bytes from STag 0x4 at offset 0x5"
         );
         assert_eq!(
             WRITE.terminate(Fault::BaseBounds, 100).to_string(),
             "DDP tagged buffer error: base or bounds violation (layer 1, type 1, code 0x01), caused by RDMA Write to \
-             STag 0x00001234 at offset 0x5678 in a segment of 114 bytes"
+             STag 0x1234 at offset 0x5678 in a segment of 114 bytes"
         );
         assert_eq!(
             Terminate::local(Fault::Crc).to_string(),

@@ -115,11 +115,6 @@ fn is_send(request: &Request) -> bool {
     matches!(Opcode::from_number(request.posted.opcode), Some(Send | SendWithImmediate | SendWithInvalidate))
 }
 
-/// A key as programs print it.
-fn key(number: u32) -> String {
-    if number == 0 { "0".to_owned() } else { format!("{number:#x}") }
-}
-
 /// What a program does about an access of its peer that was refused: by the key table, or by the queue pair itself.
 pub(super) fn remedy_of(error: Option<AccessError>, rights: Access) -> String {
     match error {
@@ -165,10 +160,8 @@ fn local(what: &str, request: &Request, is_receive: bool, core: &QueuePair) -> O
         let (lkey, address, length) = (element.lkey, element.address, element.length);
         let (error, why) =
             queues.engine.keys.explain(lkey, address, length.into(), rights, queues.domain, User::Local)?;
-        let text = format!(
-            "the {length} bytes at {address:#x} with lkey {} cannot be used by {what}: {why}",
-            key(lkey)
-        );
+        let text =
+            format!("the {length} bytes at {address:#x} with lkey {lkey:#x} cannot be used by {what}: {why}");
         Some((text, remedy(error, rights, true)))
     })
 }
@@ -177,8 +170,7 @@ fn local(what: &str, request: &Request, is_receive: bool, core: &QueuePair) -> O
 fn remote(what: &str, request: Option<&Request>, core: &QueuePair) -> (String, Option<String>) {
     let Some(request) = request else { return (format!("{what} is refused by the peer"), None) };
     let posted = &request.posted;
-    let refused =
-        format!("{what}, at {:#x} with rkey {}, is refused", posted.remote_address, key(posted.rkey));
+    let refused = format!("{what}, at {:#x} with rkey {:#x}, is refused", posted.remote_address, posted.rkey);
     let told = refusal_of(posted.remote_address, posted.rkey);
     let peer = peer(core);
     match peer.as_ref().and_then(|peer| why_peer_refuses(request, peer)) {

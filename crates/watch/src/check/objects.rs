@@ -278,15 +278,15 @@ impl Objects {
                 .at("made at", object.made);
             findings.push((object.serial, finding));
         }
-        // Many that were made in one place are one finding.
-        let mut groups: BTreeMap<(Thing, usize), Vec<&mut Object>> = BTreeMap::new();
+        // Many that were made in one place are one finding. Another way to the place is another one: a suppression may be about a function on the way.
+        let mut groups: BTreeMap<(Thing, Site), Vec<&mut Object>> = BTreeMap::new();
         for object in self.live.values_mut().filter(|object| is_meant(object)) {
             let is_managers =
                 object.manager != 0 && !matches!(object.thing, Thing::QueuePair | Thing::SharedQueue);
             if is_managers || (failed && !blocking.contains(&object.serial)) {
                 continue;
             }
-            groups.entry((object.thing, object.made.address())).or_default().push(object);
+            groups.entry((object.thing, object.made)).or_default().push(object);
         }
         for ((thing, _), mut group) in groups {
             group.sort_by_key(|object| object.serial);
@@ -410,6 +410,18 @@ mod tests {
         let left = objects.left(Some(1), false);
         assert_eq!(kinds(&left), [Kind::ObjectLeaked, Kind::ObjectLeaked]);
         assert!(left[1].text.starts_with("3 objects of the kind region"), "{}", left[1].text);
+    }
+
+    #[test]
+    fn objects_of_one_function_that_others_call_are_a_finding_for_each_way() {
+        let mut objects = Objects::default();
+        for (pointer, caller) in [(16, 7), (32, 8), (48, 7)] {
+            objects.make(pointer, new(Thing::Region, "a region", &[]), Site::through(&[5, caller]));
+        }
+        let left = objects.left(None, false);
+        let many: Vec<_> = left.iter().map(|finding| finding.text.starts_with("2 objects")).collect();
+        assert_eq!(many, [true, false]);
+        assert_eq!(left[1].places, [("made at", Site::through(&[5, 8]))]);
     }
 
     #[test]

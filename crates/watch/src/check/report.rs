@@ -5,7 +5,7 @@ use super::objects::Object;
 use super::roles::Thing;
 use super::setting::FindingFormat;
 use super::site::{Place, Site};
-use super::suppress::Suppressions;
+use super::suppress::{Origin, Suppressions};
 use adverb_core::setting;
 use adverb_core::signals::without_sigpipe;
 use std::collections::{BTreeMap, HashSet};
@@ -241,11 +241,10 @@ fn identity(descriptor: c_int) -> Option<(u64, u64)> {
 impl Report {
     /// Shows a finding, unless that is not wanted: whether it counts.
     pub(super) fn show(&self, finding: &Finding, site: Site) -> bool {
-        let place = site.places();
-        let function = place.first().and_then(|place| place.function.as_deref());
-        if self.suppressions.has(finding.kind, &self.program, function) {
+        if self.is_suppressed(finding, site) {
             return false;
         }
+        let place = site.places();
         let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.places())).collect();
         let line = match self.format {
             FindingFormat::Text => self.text(finding, &place, &places),
@@ -257,6 +256,19 @@ impl Report {
             let _ = append(count, b".");
         }
         true
+    }
+
+    fn is_suppressed(&self, finding: &Finding, site: Site) -> bool {
+        // Of what is left there is no call, or one that has nothing to do with it, as ibv_close_device.
+        let is_left = matches!(finding.kind, Kind::ObjectLeaked | Kind::InFlightAtExit);
+        let (mut call, mut made) = (Vec::new(), Vec::new());
+        if self.suppressions.ask_origin() {
+            call = site.all_places();
+            if is_left {
+                made = finding.places.iter().flat_map(|(_, site)| site.all_places()).collect();
+            }
+        }
+        self.suppressions.has(finding.kind, &self.program, Origin { call: &call, made: &made })
     }
 
     /// Writes the line at the end.
@@ -452,6 +464,25 @@ mod tests {
                  in process {process} (server)\n"
             )
         );
+    }
+
+    #[test]
+    fn a_leak_is_suppressed_by_a_function_on_the_way_to_where_it_was_made() {
+        #[inline(never)]
+        fn make_leaked() -> Site {
+            std::hint::black_box(Site::through(&[make_leaked as *const () as usize + 1]))
+        }
+        let mut report = report(FindingFormat::Text, "server");
+        let name = make_leaked().all_places()[0].function.clone().expect("a name");
+        let leak = Finding::new(Kind::ObjectLeaked, 1, "a region".to_owned()).at("made at", make_leaked());
+        assert!(!report.is_suppressed(&leak, Site::default()));
+        report.suppressions = Suppressions::parse(&format!("object-leaked * {name}")).expect("a rule");
+        assert!(report.is_suppressed(&leak, Site::default()), "{name}");
+        let other = Finding { kind: Kind::BufferChanged, ..leak };
+        assert!(!report.is_suppressed(&other, Site::default()));
+        report.suppressions = Suppressions::parse(&format!("buffer-changed * {name}")).expect("a rule");
+        assert!(!report.is_suppressed(&other, Site::default()), "not made, but posted there");
+        assert!(report.is_suppressed(&other, make_leaked()));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 pub(super) const FRAMES: usize = 6;
 
 /// The functions of the program that a call has come through, the nearest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Site {
     frames: [usize; FRAMES],
 }
@@ -98,8 +98,13 @@ impl Site {
 
     #[cfg(test)]
     pub(super) fn at(address: usize) -> Self {
+        Self::through(&[address])
+    }
+
+    #[cfg(test)]
+    pub(super) fn through(addresses: &[usize]) -> Self {
         let mut site = Self::default();
-        site.frames[0] = address;
+        site.frames[..addresses.len()].copy_from_slice(addresses);
         site
     }
 
@@ -118,15 +123,24 @@ impl Site {
         self.frames[0] != 0
     }
 
-    /// The function of the program that made the call, not one of `verbs.h`, and those that called it.
+    /// The function of the program that made the call, not one of `verbs.h`, and those that called it, as far as they are shown.
     pub(super) fn places(&self) -> Vec<Place> {
         /// More are not shown.
         const MOST: usize = 3;
+        self.up_to(MOST)
+    }
+
+    /// All functions of the program that are known, in the same order. Their names take longer to look up than those that are shown.
+    pub(super) fn all_places(&self) -> Vec<Place> {
+        self.up_to(usize::MAX)
+    }
+
+    fn up_to(&self, most: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let mut header = None;
         for address in self.frames.iter().filter(|address| **address != 0) {
             for place in Place::all_at(*address) {
-                if place.begins_program() || places.len() == MOST {
+                if place.begins_program() || places.len() == most {
                     return places;
                 }
                 if places.is_empty() && place.is_header() {

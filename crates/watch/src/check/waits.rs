@@ -131,7 +131,7 @@ pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
 
 /// Takes what was told of an access at this address by this key: why it was refused, and what to do about it.
 pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
-    let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
+    let words = format!(" at {address:#x} of key {key:#x} is refused: ");
     match take(|entry| matches!(&entry.told, EngineReport::Refused { why, .. } if why.contains(&words)))? {
         EngineReport::Refused { why, error, rights } => {
             why.split_once(&words).map(|(_, why)| (why.to_owned(), remedy_of(error, rights)))

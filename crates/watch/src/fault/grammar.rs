@@ -1,6 +1,7 @@
 //! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
 use super::chosen::{self, Pair, Scope};
+use super::network;
 use super::when::{self, Wants, When};
 use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
@@ -8,7 +9,7 @@ use crate::names;
 use adverb_core::description::Rate;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Status;
-use adverb_core::wire::{Direction, Kind, Passing};
+use adverb_core::wire::{Direction, Kind, Medium, Passing};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -161,20 +162,41 @@ pub fn check_rule(text: &str) -> Result<(), String> {
     rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
 
-/// Whether all devices that rules name are among those of a run.
+/// A device that the program of a run sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDevice {
+    /// The name of the device: `roce0`.
+    pub name: String,
+    /// What carries the packets of the device.
+    pub medium: Medium,
+}
+
+/// Whether each rule can do something with the devices of a run: those that it names are there, and have what it is about.
 ///
 /// # Errors
-/// Which rule is wrong, or is no rule, and what is allowed.
-pub fn check_devices(text: &str, known: &[String]) -> Result<(), String> {
+/// Which rule is wrong, is no rule, or can do nothing, and what is allowed.
+pub fn check_devices(text: &str, known: &[RunDevice]) -> Result<(), String> {
     for (place, rule) in parse(text)?.iter().enumerate() {
-        if let Some(name) = rule.of.device.as_ref().filter(|name| !known.contains(name)) {
+        let place = place + 1;
+        if let Some(name) = rule.of.device.as_ref().filter(|name| known.iter().all(|one| one.name != **name))
+        {
             const OPTION: &str = ":device=";
-            let all = list(known.iter().map(String::as_str));
+            let all = list(known.iter().map(|one| one.name.as_str()));
             let inside = rule.text.find(OPTION).map_or(0, |inside| inside + OPTION.len());
             return Err(format!(
-                "rule {}, letter {}: the program sees no device {name}; it sees {all}",
-                place + 1,
+                "rule {place}, letter {}: the program sees no device {name}; it sees {all}",
                 rule.at + inside + 1
+            ));
+        }
+        let Subject::Wire { what, of } = &rule.subject else { continue };
+        let chosen = || known.iter().filter(|one| rule.of.has_device(&one.name));
+        let reasons: Vec<_> = chosen().map(|one| network::idle(*what, of, one.medium)).collect();
+        if let (Some(why), true) = (reasons.iter().flatten().next(), reasons.iter().all(Option::is_some)) {
+            let all = list(chosen().map(|one| one.name.as_str()));
+            return Err(format!(
+                "rule {place}, letter {}: {} can do nothing on {all}: {why}",
+                rule.at + 1,
+                rule.text
             ));
         }
     }
@@ -223,6 +245,15 @@ impl<'a> Part<'a> {
 
     fn wrong<T>(self, why: impl Into<String>) -> Result<T, Wrong> {
         wrong(self.at, why)
+    }
+
+    /// The word `found` of this part is not `kind`, or there is no word. `all` are those that there are, and the example is a rule.
+    fn unknown<T>(self, found: &str, kind: &str, all: &str, example: &str) -> Result<T, Wrong> {
+        let what = match found {
+            "" => format!("{kind} is missing here"),
+            _ => format!("{found:?} is not {kind}"),
+        };
+        self.wrong(format!("{what}; there are {all}; a rule is as {example}"))
     }
 }
 
@@ -364,10 +395,12 @@ fn call(name: Part<'_>, value: Part<'_>, options: &mut Options<'_>) -> Result<Su
         return name.wrong(format!("{} never fails", name.text));
     }
     let Some(errno) = names::errno(value.text) else {
-        return value.wrong(format!(
-            "{:?} is no error number; wanted is a name such as ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY or ETIMEDOUT",
-            value.text
-        ));
+        return value.unknown(
+            value.text,
+            "the name of an error number",
+            "ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY, ETIMEDOUT and the others of errno(3)",
+            &format!("{0}:ENOMEM, or {0}:ENOMEM@3 for the third call", name.text),
+        );
     };
     let are_all = |is_it: fn(&calls::Call) -> bool| {
         CALLS.iter().zip(&chosen).all(|(call, chosen)| !chosen || is_it(call))
@@ -397,10 +430,12 @@ fn completion(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wro
             let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
                 let all = list(COMPLETION.iter().map(|(name, _, _)| *name));
                 let statuses = list(STATUSES.iter().map(|(name, _, _)| *name));
-                return value.wrong(format!(
-                    "{:?} is no status of a failed completion, and nothing that happens to one; there are {all}, {statuses}",
-                    value.text
-                ));
+                return value.unknown(
+                    value.text,
+                    "the status of a failed completion, or what happens to one,",
+                    &format!("{all}, {statuses}"),
+                    "completion:RETRY_EXC_ERR@10 or completion:delay=5ms",
+                );
             };
             OfCompletion::Fails(*status)
         }
@@ -432,7 +467,7 @@ fn event(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
         }
         None => {
             let all = list(EVENTS.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{:?} is no event that can be raised; there are {all}", value.text))
+            value.unknown(value.text, "an event that can be raised", &all, "event:PORT_ERR@2s")
         }
     }
 }
@@ -474,7 +509,7 @@ fn wire(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
         }
         _ => {
             let all = list(WIRE.iter().map(|(name, _, _)| *name));
-            return value.wrong(format!("{kind:?} is no fault of the wire; there are {all}"));
+            return value.unknown(kind, "a fault of the wire", &all, "wire:loss%1 or wire:delay=5ms");
         }
     };
     let mut of = Packets::default();
@@ -568,7 +603,7 @@ fn device(value: Part<'_>, options: &mut Options<'_>) -> Result<OfDevice, Wrong>
         }
         _ => {
             let all = list(DEVICE.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{kind:?} is no fault of a device; there are {all}"))
+            value.unknown(kind, "a fault of a device", &all, "device:port_down@2s..5s")
         }
     }
 }
@@ -591,7 +626,7 @@ fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
         }
         _ => {
             let all = list(PEER.iter().map(|(name, _, _)| *name));
-            value.wrong(format!("{kind:?} is no fault of the process; there are {all}"))
+            value.unknown(kind, "a fault of the process", &all, "peer:kill@3s or peer:stall=2s@100posts")
         }
     }
 }
@@ -600,7 +635,6 @@ fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
 mod tests {
     use super::super::when::{MILLION, Point, Span};
     use super::*;
-    use adverb_core::wire::Medium;
 
     #[test]
     fn rules_are_read() {
@@ -753,9 +787,27 @@ mod tests {
             ("", "rule 1, letter 1:", "CALL:ERRNO"),
             ("ibv_reg_mr:ENOMEM,", "rule 2, letter 19:", "a rule is missing"),
             ("ibv_regmr:ENOMEM", "rule 1, letter 1:", "ibv_reg_mr"),
-            ("ibv_reg_mr", "rule 1, letter 11:", "ENOMEM"),
-            ("ibv_reg_mr:", "rule 1, letter 12:", "ENOMEM"),
-            ("ibv_reg_mr:enomem", "rule 1, letter 12:", "ENOMEM"),
+            (
+                "ibv_reg_mr",
+                "rule 1, letter 11: the name of an error number is missing here",
+                "as ibv_reg_mr:ENOMEM, or",
+            ),
+            (
+                "ibv_dereg_mr@3",
+                "rule 1, letter 13: the name of an error",
+                "ibv_dereg_mr:ENOMEM@3 for the third call",
+            ),
+            ("ibv_reg_mr:", "rule 1, letter 12: the name of an error", "ENOMEM"),
+            (
+                "ibv_reg_mr:enomem",
+                "rule 1, letter 12: \"enomem\" is not the name of an error number",
+                "ENOMEM",
+            ),
+            ("completion", "rule 1, letter 11: the status of a failed", "is missing here; there are delay,"),
+            ("wire@3", "rule 1, letter 5: a fault of the wire is missing here", "wire:loss%1"),
+            ("event:", "rule 1, letter 7: an event that can be raised is missing", "event:PORT_ERR@2s"),
+            ("device", "rule 1, letter 7: a fault of a device is missing", "device:port_down@2s..5s"),
+            ("peer", "rule 1, letter 5: a fault of the process is missing", "peer:kill@3s"),
             ("ibv_reg_mr:ENOMEM@0", "rule 1, letter 18:", "@N"),
             ("ibv_reg_mr:ENOMEM@x", "rule 1, letter 18:", "@N"),
             ("ibv_reg_mr:ENOMEM%101", "rule 1, letter 18:", "up to 100"),
@@ -807,10 +859,56 @@ mod tests {
             let why = check(text).expect_err(text);
             assert!(why.starts_with(place) && why.contains(allowed), "{text}: {why}");
         }
-        let known = ["roce0".to_owned(), "roce1".to_owned()];
+        assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
+    }
+
+    #[test]
+    fn rules_that_can_do_nothing_with_the_devices_of_a_run_are_said() {
+        let device = |name: &str, medium| RunDevice { name: name.to_owned(), medium };
+        let [one, other] = ["roce0", "roce1"].map(|name| device(name, Medium::Datagrams));
+        let tcp = device("iwarp0", Medium::Stream);
+        let known = [one.clone(), other];
         assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
         let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
         assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
-        assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
+        let (alone, all) = ([tcp.clone()], [one, tcp]);
+        let (roce, iwarp, both) = (&known[..], &alone[..], &all[..]);
+        for (text, devices, says) in [
+            ("wire:loss,wire:cut@3", roce, "rule 2, letter 11: wire:cut@3 can do nothing on roce0, roce1: "),
+            (
+                "wire:cut:device=roce0",
+                both,
+                "rule 1, letter 1: wire:cut:device=roce0 can do nothing on roce0: ",
+            ),
+            ("wire:loss:opcode=IMMEDIATE", roce, "for devices of iWARP"),
+            ("wire:loss:opcode=TERMINATE", roce, "for devices of iWARP"),
+            ("wire:reorder", iwarp, "for devices of RoCE"),
+            ("wire:duplicate=2%5", iwarp, "for devices of RoCE"),
+            ("wire:loss:opcode=ACK", iwarp, "for devices of RoCE"),
+            ("wire:loss:opcode=FLUSH", iwarp, "for devices of RoCE"),
+            ("wire:corrupt:opcode=CM", iwarp, "wire:delay"),
+            ("wire:loss:opcode=CM:direction=in", iwarp, "direction=out"),
+        ] {
+            let why = check_devices(text, devices).expect_err(text);
+            assert!(why.contains(says), "{text}: {why}");
+        }
+        for (text, devices) in [
+            ("wire:cut,wire:reorder,wire:loss:opcode=ACK,wire:loss:opcode=TERMINATE", both),
+            ("wire:reorder,wire:duplicate,wire:corrupt:opcode=CM,wire:loss:opcode=CM:direction=in", roce),
+            ("wire:cut,wire:delay=1ms:opcode=CM,wire:loss:opcode=IMMEDIATE,wire:loss:opcode=SEND", iwarp),
+        ] {
+            assert_eq!(check_devices(text, devices), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_examples_of_messages_work() {
+        for text in ["ibv_reg_mr", "completion", "wire", "event", "device", "peer"] {
+            let why = check(text).expect_err(text);
+            let (_, examples) = why.split_once("; a rule is as ").expect("examples");
+            for example in examples.split([' ', ',']).filter(|word| word.contains(':')) {
+                assert_eq!(check(example), Ok(()), "{example}");
+            }
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Faults of the wire: what becomes of each packet of the process.
 
 use super::completions::part_of;
-use super::grammar::{OnWire, Subject};
+use super::grammar::{OnWire, Packets, Subject};
 use super::when::{Point, Span};
 use super::{Faults, RuleCounter};
-use adverb_core::wire::{Direction, Fate, Medium, Passing, Wire};
+use adverb_core::wire::{Direction, Fate, Kind, Medium, Passing, Wire};
 use adverb_core::{clock, log, random};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -48,8 +48,33 @@ enum Happens {
     Copied(u32),
     Damaged(u64),
     Cut,
-    /// Nothing: what carries the packet does not have that.
-    Nothing,
+}
+
+/// Why a rule has no effect on any packet of this medium, and what it is for; None if it has one.
+pub(super) fn idle(what: OnWire, of: &Packets, medium: Medium) -> Option<&'static str> {
+    use OnWire::{Corrupt, Cut, Duplicate, Reorder};
+    let is_start = of.kind == Some(Kind::Management);
+    match (medium, what, of.kind) {
+        (Medium::Datagrams, Cut, _) => Some(
+            "RoCE has no connection below its queue pairs that could be cut; it is for devices of iWARP, as iwarp0, and peer:cut for all",
+        ),
+        (Medium::Datagrams, _, Some(Kind::Immediate | Kind::Terminate)) => Some(
+            "RoCE has no such packets: immediate data are in packets of SEND and RDMA_WRITE, and ends of connections in those of CM; it is for devices of iWARP, as iwarp0",
+        ),
+        (Medium::Stream, Reorder(_) | Duplicate(_), _) => Some(
+            "TCP puts everything in order and drops what comes twice; it is for devices of RoCE, as roce0",
+        ),
+        (Medium::Stream, _, Some(Kind::Acknowledgement | Kind::Flush)) => {
+            Some("iWARP has no such packets; it is for devices of RoCE, as roce0")
+        }
+        (Medium::Stream, Corrupt | Cut, _) if is_start => {
+            Some("messages that start a connection of iWARP can only be late, as by wire:delay=5ms")
+        }
+        (Medium::Stream, ..) if is_start && of.direction == Some(Direction::In) => {
+            Some("messages that start a connection of iWARP meet rules only as they leave: direction=out")
+        }
+        _ => None,
+    }
 }
 
 impl Wire for Faults {
@@ -68,7 +93,8 @@ impl Wire for Faults {
                 Some(device) => self.device.carries(device, passing),
                 None => true,
             };
-            if !of.has(passing) || !is_of_device() {
+            let is_idle = idle(*what, of, passing.medium).is_some();
+            if !of.has(passing) || is_idle || !is_of_device() {
                 continue;
             }
             let Some(count) = self.strikes_at(place, now) else { continue };
@@ -79,11 +105,8 @@ impl Wire for Faults {
                 Happens::Copied(copies) => fate.copies += copies,
                 Happens::Damaged(word) => fate.damage = Some(word),
                 Happens::Cut => fate.is_cut = true,
-                Happens::Nothing => {}
             }
-            if happens != Happens::Nothing {
-                self.tell(counted, *what, passing, count, happens);
-            }
+            self.tell(counted, *what, passing, count, happens);
         }
         fate
     }
@@ -126,10 +149,9 @@ impl Faults {
                 until(flows.behind(passing, begins + takes))
             }
             OnWire::Corrupt => Happens::Damaged(drawn),
-            OnWire::Cut if is_stream => Happens::Cut,
-            OnWire::Reorder(time) if !is_stream => Happens::Waits(time),
-            OnWire::Duplicate(copies) if !is_stream => Happens::Copied(copies),
-            OnWire::Cut | OnWire::Reorder(_) | OnWire::Duplicate(_) => Happens::Nothing,
+            OnWire::Cut => Happens::Cut,
+            OnWire::Reorder(time) => Happens::Waits(time),
+            OnWire::Duplicate(copies) => Happens::Copied(copies),
         }
     }
 
@@ -146,7 +168,6 @@ impl Faults {
             Happens::Copied(copies) => format!("comes {} times", copies + 1),
             Happens::Damaged(_) => "is damaged".to_owned(),
             Happens::Cut => "cuts the connection".to_owned(),
-            Happens::Nothing => return,
         };
         let way = match passing.direction {
             Direction::Out => "to",
@@ -166,7 +187,6 @@ pub(super) fn lock(flows: &Mutex<Flows>) -> std::sync::MutexGuard<'_, Flows> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use adverb_core::wire::Kind;
 
     fn packet(direction: Direction, medium: Medium, kind: Kind) -> Passing {
         let [peer, local] = [1, 9].map(|last| IpAddr::from([10, 0, 0, last]));
@@ -199,6 +219,20 @@ mod tests {
         let lost: Vec<bool> =
             [send, others[0], others[1], send, send].iter().map(|one| faults.pass(one).is_lost).collect();
         assert_eq!(lost, [false, false, false, true, false]);
+    }
+
+    #[test]
+    fn packets_of_which_a_rule_makes_nothing_are_not_counted() {
+        let datagram = packet(Direction::Out, Medium::Datagrams, Kind::Send);
+        let stream = Passing { medium: Medium::Stream, ..datagram };
+        let faults = Faults::begin("wire:cut@2,wire:duplicate@2", None).expect("rules");
+        let fates: Vec<_> = [datagram, stream, datagram, stream].iter().map(|one| faults.pass(one)).collect();
+        assert_eq!(fates.iter().map(|fate| fate.is_cut).collect::<Vec<_>>(), [false, false, false, true]);
+        assert_eq!(fates.iter().map(|fate| fate.copies).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        let faults = Faults::begin("wire:cut", None).expect("rules");
+        faults.pass(&datagram);
+        let counted = &faults.rules[0];
+        assert_eq!((counted.struck(), counted.count.load(std::sync::atomic::Ordering::Relaxed)), (0, 0));
     }
 
     #[test]

@@ -23,7 +23,7 @@ impl fmt::Display for Packet<'_> {
         }
         if let Some(reth) = self.reth() {
             let (length, key, address) = (reth.length.get(), reth.rkey.get(), reth.address.get());
-            write!(f, ", {length} bytes at {address:#x} of key {key:#010x}")?;
+            write!(f, ", {length} bytes at {address:#x} of key {key:#x}")?;
         }
         if let Some(atomic) = self.atomic_eth() {
             let (key, address) = (atomic.rkey.get(), atomic.address.get());
@@ -33,13 +33,13 @@ impl fmt::Display for Packet<'_> {
                 }
                 _ => write!(f, " of {:#x}", atomic.swap_or_add.get())?,
             }
-            write!(f, " at {address:#x} of key {key:#010x}")?;
+            write!(f, " at {address:#x} of key {key:#x}")?;
         }
         if let Some(immediate) = self.immediate() {
             write!(f, ", immediate data {immediate:#x}")?;
         }
         if let Some(key) = self.ieth() {
-            write!(f, ", invalidates key {key:#010x}")?;
+            write!(f, ", invalidates key {key:#x}")?;
         }
         match self.aeth().map(|aeth| (aeth.syndrome(), aeth.msn())) {
             None => {}
@@ -161,7 +161,7 @@ mod tests {
                 },
                 b"abc"
             ),
-            "Write Only of 3 bytes, 3 bytes at 0x1000 of key 0x0000abcd, to queue pair 0x12, PSN 7, \
+            "Write Only of 3 bytes, 3 bytes at 0x1000 of key 0xabcd, to queue pair 0x12, PSN 7, \
              asks for an acknowledgement"
         );
         let aeth = Aeth::new(Syndrome::Nak(NakCode::RemoteAccessError), 5);
