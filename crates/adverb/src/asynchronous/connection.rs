@@ -47,7 +47,7 @@ impl AsyncConnection {
         let descriptor = duplicate(&queue)?;
         let watch = runtime.watch(descriptor).map_err(|error| failed_wait("completions", &error))?;
         let driver = Arc::new(Driver::new(connection, queue, options.max_sends, options.spin));
-        runtime.spawn(Box::pin(Watcher::new(driver.clone(), runtime.clone(), watch)));
+        runtime.spawn(Box::pin(Watcher::new(driver.clone(), &runtime, watch)));
         Ok(Self { driver, runtime, options: options.clone() })
     }
 

@@ -263,7 +263,8 @@ impl DriverState {
     }
 
     fn fail(&mut self, error: Error, afterwards: &mut Afterwards) {
-        self.failure = Some(error);
+        // The first failure has the reason.
+        self.failure.get_or_insert(error);
         afterwards.wakers.extend(self.readers.first(usize::MAX).chain(self.posters.first(usize::MAX)));
         for request in &mut self.requests {
             if let Request::InFlight(waker) = request {
