@@ -1,7 +1,10 @@
 //! The end of a runtime: what it keeps, and what becomes of connections that are used still.
 
-use adverb::asynchronous::{AsyncConnection, AsyncEndpoint, Runtime, Smol, Task, Tokio, Watch};
-use adverb::{Context, Device, ProtectionDomain};
+#[path = "ends/asynchronous.rs"]
+mod ends;
+
+use adverb::asynchronous::{Runtime, Smol, Task, Tokio, Watch};
+use ends::{SOON, connected, each_device, endpoint};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -9,11 +12,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::Duration;
 use std::{io, thread};
-
-/// How long anything may take before the test fails.
-const SOON: Duration = Duration::from_secs(30);
 
 /// A runtime of a program's own: its tasks run while somebody is in `block_on`. smol watches descriptors for it.
 struct Own(Arc<Queue>);
@@ -93,29 +92,15 @@ impl Runtime for Own {
     }
 }
 
-fn each_domain(test: impl Fn(&ProtectionDomain)) {
-    let open = |device: &Device| -> Context { device.open().unwrap() };
-    Device::all().unwrap().iter().for_each(|device| test(&open(device).protection_domain().unwrap()));
-}
-
-/// Both ends of a connection.
-async fn connected(endpoint: &AsyncEndpoint) -> [AsyncConnection; 2] {
-    let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16).unwrap();
-    let address = listener.local_address();
-    let server = async { listener.accept().await.unwrap().accept(&[]).await.unwrap() };
-    let (client, server) = tokio::join!(endpoint.connect(address, &[]), server);
-    [client.unwrap(), server]
-}
-
 #[test]
 fn a_runtime_of_the_programs_own_is_dropped_with_what_uses_it() {
-    each_domain(|domain| {
+    each_device(|context| {
         let queue = Arc::new(Queue::default());
         let kept = Arc::downgrade(&queue);
         let own = Own(queue.clone());
-        let endpoint = AsyncEndpoint::new(domain, Own(queue));
+        let endpoint = endpoint(&context, Own(queue));
         own.block_on(async {
-            let [client, server] = connected(&endpoint).await;
+            let (client, server) = connected(&endpoint, b"").await;
             client.send(b"hello").await.unwrap();
             assert_eq!(&server.receive().await.unwrap().unwrap()[..], b"hello");
         });
@@ -133,10 +118,10 @@ fn tokio() -> tokio::runtime::Runtime {
 
 #[test]
 fn operations_end_with_the_runtime_of_their_connection() {
-    each_domain(|domain| {
+    each_device(|context| {
         let (first, second) = (tokio(), tokio());
-        let [client, server] =
-            first.block_on(async { connected(&AsyncEndpoint::new(domain, Tokio::current())).await });
+        let (client, server) =
+            first.block_on(async { connected(&endpoint(&context, Tokio::current()), b"").await });
         let ended = |error: adverb::Error| {
             assert!(error.to_string().contains("the runtime of the connection has ended"), "{error}");
             assert_eq!(error.errno(), libc::ECANCELED);
@@ -145,9 +130,8 @@ fn operations_end_with_the_runtime_of_their_connection() {
             // One waits already, and others come later.
             let mut waits = pin!(client.receive());
             assert!(is_pending(waits.as_mut()).await);
-            drop(first);
-            let in_time = |future| tokio::time::timeout(SOON, future);
-            ended(in_time(waits).await.expect("nobody has woken it").unwrap_err());
+            first.shutdown_background();
+            ended(tokio::time::timeout(SOON, waits).await.expect("nobody has woken it").unwrap_err());
             ended(client.send(b"into the void").await.unwrap_err());
             ended(server.receive().await.unwrap_err());
             assert!(tokio::time::timeout(SOON, client.closed()).await.expect("nobody has woken it").is_err());
