@@ -33,9 +33,8 @@ use std::sync::Arc;
 ///
 /// let mut ends = Vec::new();
 /// for number in 0..3_u8 {
-///     let accept = async { listener.accept().await?.accept(&[]).await };
 ///     let (client, server) = tokio::join!(clients.connect(address, &[]), async {
-///         adverb::Result::Ok(accept.await?)
+///         Ok::<_, adverb::Error>(listener.accept().await?.accept(&[]).await?)
 ///     });
 ///     let (client, server) = (client?, server?);
 ///     client.send(&[number]).await?;
