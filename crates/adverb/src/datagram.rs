@@ -74,7 +74,12 @@ impl AddressHandle {
     /// multicast, or to an address that the device has no more.
     pub fn of_sender(domain: &ProtectionDomain, completion: &Completion) -> Option<Self> {
         completion.sender?;
-        let (peer, local) = route_header::sender(completion.header()?)?;
+        Self::of_header(domain, completion.header()?)
+    }
+
+    /// The way back to the sender of a datagram with this header.
+    pub(crate) fn of_header(domain: &ProtectionDomain, header: &[u8; DATAGRAM_HEADER]) -> Option<Self> {
+        let (peer, local) = route_header::sender(header)?;
         Self::to_gid(domain, domain.context().gid_index(&local).ok()?, peer).ok()
     }
 
@@ -148,6 +153,10 @@ impl DatagramQueuePair {
             Ok(core.modify(&to(State::Rts), M::STATE | M::SQ_PSN)?)
         })?;
         Ok(Self(pair))
+    }
+
+    pub(crate) fn queue_pair(&self) -> &QueuePair {
+        &self.0
     }
 
     /// The queue pair's number, which senders need.

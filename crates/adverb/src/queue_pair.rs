@@ -504,9 +504,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        if self.shared.is_some() {
+        if let Some(shared) = &self.shared {
             self.fail();
-            drop(self.take_shared());
+            shared.take_back(self.take_shared());
         }
         self.core.destroy();
         // Nobody touches the memory of the requests from here on.

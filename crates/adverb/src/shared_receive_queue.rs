@@ -10,7 +10,7 @@ use adverb_core::srq::{self, SharedReceiveQueueAttributes};
 use adverb_core::xrc::XrcDomain;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock, Weak};
 
 /// Receives for the messages of several queue pairs, which take them in the order of their arrival. Cheap to clone, thread-safe.
@@ -51,6 +51,8 @@ struct Inner {
     identity: u32,
     /// Completion queues that keep room for its receives.
     room: Lock<Vec<CompletionQueue>>,
+    /// Whether a receive is posted again that a queue pair would take along at its end.
+    keeps_receives: AtomicBool,
 }
 
 /// All shared receive queues of the process. A completion names by its number the queue whose receive has ended.
@@ -96,6 +98,7 @@ impl SharedReceiveQueue {
             domain: domain.clone(),
             identity,
             room: Lock::default(),
+            keeps_receives: AtomicBool::new(false),
         });
         let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
         all.insert(identity, Arc::downgrade(&inner));
@@ -169,6 +172,22 @@ impl SharedReceiveQueue {
     /// EINVAL for more than the capacity; ENODEV in a child of fork.
     pub fn arm_limit(&self, receives: u32) -> Result<()> {
         Ok(self.0.core.modify(None, Some(receives))?)
+    }
+
+    /// Posts receives again, from now on, that a queue pair would take along at its end: with messages that nobody has taken.
+    pub(crate) fn keep_receives(&self) {
+        self.0.keeps_receives.store(true, Ordering::Relaxed);
+    }
+
+    /// A queue pair ends, and these receives were its own. They are posted again, if the queue keeps them.
+    pub(crate) fn take_back(&self, receives: Vec<Flight>) {
+        if !self.0.keeps_receives.load(Ordering::Relaxed) {
+            return;
+        }
+        for Flight { id, segments, .. } in receives {
+            // One that is refused is freed.
+            let _ = segments.map(|segments| self.post_receive(id, segments));
+        }
     }
 
     pub(crate) fn core(&self) -> &Arc<srq::SharedReceiveQueue> {

@@ -1,67 +1,23 @@
 //! The async API, on tokio and on smol, on each device.
 
+#[path = "ends/asynchronous.rs"]
+mod ends;
 #[path = "ends/ping_pong.rs"]
 mod ping_pong;
 
 use adverb::asynchronous::{
-    AsyncConnection, AsyncEndpoint, AsyncListener, AsyncOptions, ByteStream, Runtime, Smol, Tokio,
+    AsyncConnection, AsyncDatagramQueuePair, AsyncEndpoint, AsyncListener, AsyncSharedReceiveQueue,
+    ByteStream, Smol, Tokio,
 };
-use adverb::{Buffer, ConnectError, Context, Device, End, RemoteMemory, Rights};
+use adverb::{AddressHandle, Buffer, ConnectError, End, MemoryRegion, MemoryWindow, RemoteMemory, Rights};
+use ends::{connected, each_device, endpoint, in_tokio, listen, look, options};
 use ping_pong::{echo, ping_pong};
-use std::future::Future;
 use std::io::ErrorKind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-/// How long anything may take before the test fails.
-const SOON: Duration = Duration::from_secs(60);
-
-/// Runs a test in tokio: with one thread, and with two.
-fn in_tokio<F: Future<Output = ()>>(test: impl Fn() -> F) {
-    let time = |future| async { tokio::time::timeout(SOON, future).await.expect("the test takes too long") };
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(async { time(test()).await });
-    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    threads.block_on(async { time(test()).await });
-}
-
-fn each_device(test: impl Fn(Context)) {
-    Device::all().unwrap().iter().for_each(|device| test(device.open().unwrap()));
-}
-
-fn endpoint(context: &Context, runtime: impl Runtime) -> AsyncEndpoint {
-    AsyncEndpoint::new(&context.protection_domain().unwrap(), runtime)
-}
-
-fn listen(endpoint: &AsyncEndpoint) -> AsyncListener {
-    endpoint.listen(([127, 0, 0, 1], 0).into(), 16).unwrap()
-}
-
-/// Both ends of a connection: the client's, and the server's, which says `private_data`.
-async fn connected(endpoint: &AsyncEndpoint, private_data: &[u8]) -> (AsyncConnection, AsyncConnection) {
-    let mut listener = listen(endpoint);
-    let address = listener.local_address();
-    let server = async { listener.accept().await.unwrap().accept(private_data).await.unwrap() };
-    let (client, server) = tokio::join!(endpoint.connect(address, b"hello"), server);
-    (client.unwrap(), server)
-}
-
-fn options(change: impl FnOnce(&mut AsyncOptions)) -> AsyncOptions {
-    let mut options = AsyncOptions::default();
-    change(&mut options);
-    options
-}
-
-/// One look at a future, by a task that is never woken.
-fn look<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut std::task::Context::from_waker(Waker::noop()))
-}
 
 #[test]
 fn messages_there_and_back() {
@@ -323,6 +279,16 @@ fn futures_may_be_sent() {
     fn sent<T: Send>(_: &T) {}
     fn shared<T: Send + Sync>() {}
     shared::<(AsyncConnection, AsyncEndpoint, AsyncListener)>();
+    shared::<(AsyncDatagramQueuePair, AsyncSharedReceiveQueue)>();
+    let _ = |datagrams: &AsyncDatagramQueuePair, way: &AddressHandle, queue: &AsyncSharedReceiveQueue| {
+        sent(&datagrams.receive());
+        sent(&datagrams.send(b"bytes", way, 1, 2));
+        sent(&queue.receive());
+    };
+    let _ = |connection: &AsyncConnection, window: &MemoryWindow, region: &MemoryRegion| {
+        sent(&connection.bind(window, region, .., Rights::READ));
+        sent(&connection.local_invalidate(region));
+    };
     let _ = |connection: &AsyncConnection, buffer: Buffer, remote: &RemoteMemory| {
         sent(&connection.receive());
         sent(&connection.send(b"bytes"));

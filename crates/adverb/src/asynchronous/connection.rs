@@ -1,17 +1,18 @@
-//! Async connections, and the messages that come by them.
+//! Async connections.
 
 use super::driver::{Driver, Ticket};
 use super::endpoint::duplicate;
+use super::queues::ConnectionQueues;
 use super::runtime::{Runtime, readable};
 use super::watcher::Watcher;
-use super::{AsyncOptions, failed_wait};
+use super::{AsyncOptions, Message, failed_wait};
 use crate::{
-    Buffer, Completion, CompletionQueue, Connection, End, Error, Payload, ProtectionDomain, RemoteMemory,
-    Result, Segments, WorkRequest,
+    Buffer, Completion, CompletionQueue, Connection, End, Error, MemoryRegion, MemoryWindow, Payload,
+    ProtectionDomain, RemoteMemory, Result, Rights, Segments, WorkRequest,
 };
 use std::fmt;
 use std::net::SocketAddr;
-use std::ops::Deref;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -39,31 +40,37 @@ pub struct AsyncConnection {
 
 impl AsyncConnection {
     pub(super) fn new(
-        connection: Connection,
+        queues: ConnectionQueues,
         queue: CompletionQueue,
         options: &AsyncOptions,
         runtime: Arc<dyn Runtime>,
     ) -> Result<Self> {
-        let descriptor = duplicate(&queue)?;
-        let watch = runtime.watch(descriptor).map_err(|error| failed_wait("completions", &error))?;
-        let driver = Arc::new(Driver::new(connection, queue, options.max_sends, options.spin));
-        runtime.spawn(Box::pin(Watcher::new(driver.clone(), runtime.clone(), watch)));
+        let driver = Watcher::start(queues, queue, options, &runtime)?;
         Ok(Self { driver, runtime, options: options.clone() })
+    }
+
+    fn connection(&self) -> &Connection {
+        &self.driver.queues.connection
     }
 
     /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
     pub fn private_data(&self) -> &[u8] {
-        self.driver.connection.private_data()
+        self.connection().private_data()
     }
 
     /// The peer's address.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.driver.connection.peer_address()
+        self.connection().peer_address()
+    }
+
+    /// The number of this side's queue pair, as [`Message::queue_pair`] says it.
+    pub fn number(&self) -> u32 {
+        self.connection().number()
     }
 
     /// The protection domain of the connection, where memory comes from.
     pub fn domain(&self) -> &ProtectionDomain {
-        self.driver.connection.domain()
+        self.connection().domain()
     }
 
     /// A buffer of `length` bytes for a request: one that a future has left behind or that was [recycled](AsyncConnection::recycle), or a new one. It has
@@ -98,9 +105,10 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork.
+    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork; ECANCELED after the
+    /// [end of the runtime](Runtime#the-end-of-a-runtime).
     pub async fn perform(&self, request: WorkRequest<'_>) -> Result<Completion> {
-        self.driver.place().await?.post(request)?.await
+        self.driver.perform(request).await
     }
 
     /// Send: a message that takes the oldest receive of the peer. Ready when the peer has it. Brings the buffer back, if there was one.
@@ -122,17 +130,9 @@ impl AsyncConnection {
     /// # Errors
     /// As [`AsyncConnection::perform`]; [`Error::Request`] if the request has failed.
     pub async fn send(&self, payload: impl Into<Payload<'_>>) -> Result<Option<Buffer>> {
-        let payload = match payload.into() {
-            Payload::Inline(bytes) if bytes.len() > self.options.inline_bytes as usize => {
-                let mut buffer = self.buffer(bytes.len())?;
-                buffer.copy_from_slice(bytes);
-                let buffer = self.perform(WorkRequest::send(buffer)).await?.success()?.into_buffer();
-                self.recycle(buffer);
-                return Ok(None);
-            }
-            payload => payload,
-        };
-        Ok(self.perform(WorkRequest::send(payload)).await?.success()?.buffer)
+        let (payload, is_copy) = self.driver.sendable(payload.into(), self.options.inline_bytes)?;
+        let completion = self.perform(WorkRequest::send(payload)).await?.success()?;
+        Ok(self.driver.sent_buffer(completion, is_copy))
     }
 
     /// RDMA Write: puts the bytes at the beginning of `remote`. Ready when the peer's device has them. Brings the buffer back, if there was one.
@@ -241,6 +241,90 @@ impl AsyncConnection {
         word.ok_or_else(|| Error::invalid("the result of an atomic has 8 bytes"))
     }
 
+    /// Opens `range` of `region` to the peer of this connection, by `window`, as `rights` say. Brings the token for the peer.
+    ///
+    /// A window that is open must be taken back first ([`AsyncConnection::take_back`]): otherwise the request fails, which ends the connection.
+    ///
+    /// A future that is dropped leaves the window closed, or open by a token that nobody has. The drop of the window closes it.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(4096, Rights::BIND)?;
+    /// let window = server.domain().memory_window()?;
+    /// let token = server.bind(&window, &region, 1024..2048, Rights::WRITE).await?;
+    /// // The peer has the token, by a message.
+    /// client.write(b"within", &token).await?;
+    /// client.send(b"done").await?;
+    /// server.receive().await?;
+    /// assert_eq!(region.to_vec(1024..1030), b"within");
+    /// server.take_back(&token).await?;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// EINVAL if `range` passes the end of the region; otherwise as [`AsyncConnection::send`].
+    pub async fn bind(
+        &self,
+        window: &MemoryWindow,
+        region: &MemoryRegion,
+        range: impl RangeBounds<usize>,
+        rights: Rights,
+    ) -> Result<RemoteMemory> {
+        let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
+        // Before there is a place, which a panic would keep.
+        if region.remote().slice(bounds).is_none() {
+            let length = region.len();
+            let text = format!(
+                "the window {bounds:?} of a region of {length} bytes: a window lies within its region"
+            );
+            return Err(Error::invalid(text));
+        }
+        let place = self.driver.place().await?;
+        // The window's key changes with a request that is posted, and with no other.
+        let (request, token) = window.bind(region, bounds, rights);
+        place.post(request)?.await?.success()?;
+        Ok(token)
+    }
+
+    /// Closes the window whose token this is. Ready when the token opens nothing any more. The window was [bound](AsyncConnection::bind) on this
+    /// connection.
+    ///
+    /// A future that is dropped after the request was posted closes the window all the same. The drop of the window closes it in any case.
+    ///
+    /// # Errors
+    /// As [`AsyncConnection::send`]. A window that is not open makes the request fail, which ends the connection.
+    pub async fn take_back(&self, token: &RemoteMemory) -> Result<()> {
+        self.perform(WorkRequest::take_back(token)).await?.success().map(drop)
+    }
+
+    /// Takes the key of `region` out of use, for ever, as [`WorkRequest::local_invalidate`]. Ready when no peer reaches the region any more.
+    ///
+    /// A future that is dropped after the request was posted does so all the same.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(64, Rights::READ)?;
+    /// server.local_invalidate(&region).await?;
+    /// assert!(client.read(client.buffer(8)?, &region.remote()).await.is_err());
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncConnection::send`].
+    pub async fn local_invalidate(&self, region: &MemoryRegion) -> Result<()> {
+        self.perform(WorkRequest::local_invalidate(region)).await?.success().map(drop)
+    }
+
     /// The oldest message that nobody has taken. Waits until there is one. None after the end of the connection, when all messages are taken.
     ///
     /// ```
@@ -262,14 +346,14 @@ impl AsyncConnection {
     ///
     /// # Errors
     /// A message was longer than [`message_bytes`](AsyncOptions::message_bytes), or could not be taken for another reason ([`Error::Request`]): that
-    /// ends the connection. ENODEV in a child of fork.
+    /// ends the connection. ENODEV in a child of fork; ECANCELED after the [end of the runtime](Runtime#the-end-of-a-runtime); EINVAL for a
+    /// connection with a [shared receive queue](super::AsyncEndpoint::with_shared_receive_queue).
     pub async fn receive(&self) -> Result<Option<Message>> {
         Ok(self.driver.message().await?.and_then(|completion| self.message(completion)))
     }
 
     fn message(&self, completion: Completion) -> Option<Message> {
-        let Completion { bytes, immediate, invalidated, buffer, .. } = completion;
-        Some(Message { driver: self.driver.clone(), buffer: Some(buffer?), bytes, immediate, invalidated })
+        Message::new(&self.driver, completion, 0)
     }
 
     /// Polls for the oldest message, as [`AsyncConnection::receive`] does, for a task that keeps its place among those that wait.
@@ -295,7 +379,7 @@ impl AsyncConnection {
     /// # Errors
     /// ENODEV in a child of fork.
     pub fn disconnect(&self) -> Result<()> {
-        self.driver.connection.disconnect()
+        self.connection().disconnect()
     }
 
     /// Waits until the connection has ended, by either side and for any reason, and says how.
@@ -317,7 +401,7 @@ impl AsyncConnection {
     /// # Errors
     /// EMFILE and ENFILE when descriptors have run out; those of the runtime.
     pub async fn closed(&self) -> Result<End> {
-        let connection = &self.driver.connection;
+        let connection = self.connection();
         let descriptor = duplicate(&connection.end_descriptor()?)?;
         let watched = self.runtime.watch(descriptor);
         let mut watch = watched.map_err(|error| failed_wait("the end of a connection", &error))?;
@@ -331,7 +415,7 @@ impl AsyncConnection {
 
     /// How the connection has ended. None while it stands.
     pub fn ended(&self) -> Option<End> {
-        self.driver.connection.ended()
+        self.connection().ended()
     }
 }
 
@@ -346,63 +430,7 @@ impl Drop for AsyncConnection {
 impl fmt::Debug for AsyncConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncConnection")
-            .field("queue_pair", self.driver.connection.queue_pair())
+            .field("queue_pair", self.connection().queue_pair())
             .finish_non_exhaustive()
-    }
-}
-
-/// A message that has come: use it as a `[u8]`. Its drop lets another message have its place.
-///
-/// ```
-/// use adverb::asynchronous::AsyncConnection;
-///
-/// /// Prints messages until the peer ends the connection.
-/// async fn print(connection: &AsyncConnection) -> adverb::Result<()> {
-///     while let Some(message) = connection.receive().await? {
-///         println!("{} bytes, number {:?}", message.len(), message.immediate());
-///     }
-///     Ok(())
-/// }
-/// ```
-pub struct Message {
-    driver: Arc<Driver>,
-    /// None when it is dropped.
-    buffer: Option<Buffer>,
-    bytes: usize,
-    immediate: Option<u32>,
-    invalidated: Option<u32>,
-}
-
-impl Message {
-    /// The number that came with the message.
-    pub fn immediate(&self) -> Option<u32> {
-        self.immediate
-    }
-
-    /// The key of one of this side's regions that the peer gave up with the message.
-    pub fn invalidated(&self) -> Option<u32> {
-        self.invalidated
-    }
-}
-
-impl Deref for Message {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.buffer.as_ref().and_then(|buffer| buffer.get(..self.bytes)).unwrap_or_default()
-    }
-}
-
-impl Drop for Message {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.driver.post_receive(buffer);
-        }
-    }
-}
-
-impl fmt::Debug for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("bytes", &self.bytes).field("immediate", &self.immediate).finish()
     }
 }

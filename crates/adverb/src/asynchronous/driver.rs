@@ -1,4 +1,5 @@
-//! The state that the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait.
+//! The state that the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait. Queue
+//! pairs of datagrams and shared receive queues have such a state, too ([`WorkQueues`]).
 //!
 //! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that they concern. If its own is not among them,
 //! it leaves its waker and arms the queue. One task of the connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions
@@ -9,13 +10,13 @@
 //! ([`Attendant`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
 //! only when it waits again.
 
+use super::queues::{ConnectionQueues, WorkQueues};
 use super::runtime::{Runtime, Watch};
 use super::watcher::{WakeCause, WatcherEnd};
 use crate::request::buffers_of_completion;
-use crate::{Buffer, Completion, CompletionQueue, Connection, Error, Result, WorkRequest};
+use crate::{Buffer, Completion, CompletionQueue, Error, Payload, RequestError, Result};
 use adverb_core::engine;
 use adverb_core::reactor::Attendant;
-use adverb_core::request::SendFlags;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::hint::spin_loop;
@@ -32,7 +33,7 @@ pub(super) const RECEIVE: u64 = u64::MAX;
 /// are packets of others, of long messages, and of one-sided requests.
 const MOST_IN_VAIN: u32 = 64;
 
-/// Connections of the process that have futures.
+/// Connections of the process that have futures, and what else has.
 static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether the process has one such connection.
@@ -40,9 +41,9 @@ fn is_alone() -> bool {
     CONNECTIONS.load(Ordering::Relaxed) == 1
 }
 
-/// A connection, and the state that its futures share. Thread-safe.
-pub(super) struct Driver {
-    pub(super) connection: Connection,
+/// A connection, or what else has requests, and the state that its futures share. Thread-safe.
+pub(super) struct Driver<Q: WorkQueues = ConnectionQueues> {
+    pub(super) queues: Q,
     queue: CompletionQueue,
     /// How long a future looks for completions before its task sleeps.
     spin: Duration,
@@ -61,6 +62,8 @@ struct DriverState {
     readers: Waiters,
     /// Why there are no more messages. None while there may be some.
     end: Option<Result<()>>,
+    /// Whether no more messages come after a receive that has failed so.
+    is_end: fn(&RequestError) -> bool,
     /// Requests in flight for which a task waits.
     awaited: usize,
     /// The descriptor will be readable at the next completion, or is so already.
@@ -160,7 +163,7 @@ impl DriverState {
     }
 
     fn received(&mut self, completion: Completion, afterwards: &mut Afterwards) {
-        match completion.error() {
+        match completion.error().filter(self.is_end) {
             None => {
                 self.messages.push_back(completion);
                 afterwards.wakers.extend(self.readers.first(self.messages.len()));
@@ -263,7 +266,8 @@ impl DriverState {
     }
 
     fn fail(&mut self, error: Error, afterwards: &mut Afterwards) {
-        self.failure = Some(error);
+        // The first failure has the reason.
+        self.failure.get_or_insert(error);
         afterwards.wakers.extend(self.readers.first(usize::MAX).chain(self.posters.first(usize::MAX)));
         for request in &mut self.requests {
             if let Request::InFlight(waker) = request {
@@ -274,9 +278,9 @@ impl DriverState {
     }
 }
 
-impl Driver {
-    /// Of a connection whose requests all complete on `queue`, at most `sends` of its send queue at once.
-    pub(super) fn new(connection: Connection, queue: CompletionQueue, sends: u32, spin: Duration) -> Self {
+impl<Q: WorkQueues> Driver<Q> {
+    /// Of queues whose requests all complete on `queue`, at most `sends` of the send queue at once.
+    pub(super) fn new(queues: Q, queue: CompletionQueue, sends: u32, spin: Duration) -> Self {
         let state = DriverState {
             requests: Vec::new(),
             free: Vec::new(),
@@ -284,7 +288,8 @@ impl Driver {
             posters: Waiters::default(),
             messages: VecDeque::new(),
             readers: Waiters::default(),
-            end: None,
+            end: queues.no_messages().map(Err),
+            is_end: Q::is_end,
             awaited: 0,
             armed: false,
             attendance: Attendance::None,
@@ -292,7 +297,7 @@ impl Driver {
             spare: Vec::new(),
         };
         CONNECTIONS.fetch_add(1, Ordering::Relaxed);
-        Self { connection, queue, spin, state: Mutex::new(state), watcher_end: WatcherEnd::default() }
+        Self { queues, queue, spin, state: Mutex::new(state), watcher_end: WatcherEnd::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, DriverState> {
@@ -368,7 +373,7 @@ impl Driver {
         self: &Arc<Self>,
         ticket: &mut Ticket,
         context: &Context<'_>,
-    ) -> Poll<Result<Place>> {
+    ) -> Poll<Result<Place<Q>>> {
         let take = |state: &mut DriverState, ticket: &mut Ticket| {
             if state.posters.before(*ticket) >= state.room {
                 return None;
@@ -396,7 +401,7 @@ impl Driver {
     }
 
     /// Waits for a place for a request of the send queue.
-    pub(super) async fn place(self: &Arc<Self>) -> Result<Place> {
+    pub(super) async fn place(self: &Arc<Self>) -> Result<Place<Q>> {
         let mut turn = Turn { driver: self, ticket: None, leave: Self::leave_posters };
         poll_fn(|context| self.poll_place(&mut turn.ticket, context)).await
     }
@@ -407,14 +412,44 @@ impl Driver {
         poll_fn(|context| self.poll_message(&mut turn.ticket, context)).await
     }
 
-    /// Posts the buffer of a message again. A connection that has ended takes none.
-    pub(super) fn post_receive(&self, buffer: Buffer) {
-        if self.connection.post_receive(RECEIVE, buffer).is_err() {
-            let mut afterwards = Afterwards::default();
-            let mut state = self.lock();
-            state.end.get_or_insert(Ok(()));
-            afterwards.wakers.extend(state.readers.first(usize::MAX));
+    /// Carries out a request of the send queue.
+    pub(super) async fn perform(self: &Arc<Self>, request: Q::Request<'_>) -> Result<Completion> {
+        self.place().await?.post(request)?.await
+    }
+
+    /// Takes all completions out of the queue. A queue pair that ends takes along those that are left.
+    pub(super) fn take_completions(&self) {
+        let mut afterwards = Afterwards::default();
+        let mut state = self.lock();
+        if let Err(error) = state.drain(&self.queue, &mut afterwards) {
+            state.fail(error, &mut afterwards);
         }
+    }
+
+    /// What a request sends in place of `payload`: bytes that are too long to be copied by the post are in a buffer then. Whether they are.
+    pub(super) fn sendable<'a>(
+        &self,
+        payload: Payload<'a>,
+        inline_bytes: u32,
+    ) -> Result<(Payload<'a>, bool)> {
+        match payload {
+            Payload::Inline(bytes) if bytes.len() > inline_bytes as usize => {
+                let mut buffer = self.buffer(bytes.len())?;
+                buffer.copy_from_slice(bytes);
+                Ok((buffer.into(), true))
+            }
+            payload => Ok((payload, false)),
+        }
+    }
+
+    /// The buffer of a Send that has ended well. One with a [copy](Self::sendable) is kept.
+    pub(super) fn sent_buffer(&self, completion: Completion, is_copy: bool) -> Option<Buffer> {
+        let buffer = completion.buffer?;
+        if !is_copy {
+            return Some(buffer);
+        }
+        self.recycle(buffer);
+        None
     }
 
     /// A buffer of this length that was used before, or a new one.
@@ -423,7 +458,7 @@ impl Driver {
         let spare = state.spare.iter().position(|buffer| buffer.len() == length);
         let spare = spare.map(|place| state.spare.swap_remove(place));
         drop(state);
-        spare.map_or_else(|| self.connection.domain().buffer(length), Ok)
+        spare.map_or_else(|| self.queues.domain().buffer(length), Ok)
     }
 
     /// Keeps a buffer for other requests.
@@ -449,7 +484,7 @@ impl Driver {
         if !is_alone() {
             return None;
         }
-        let engine = self.connection.domain().context().0.engine();
+        let engine = self.queues.domain().context().0.engine();
         // In a child of fork, another thread may have a lock of this engine.
         let attendant = engine::existing().filter(|it| std::ptr::eq(*it, engine))?.reactor.attendant()?;
         let watch = runtime.watch(attendant.descriptor().ok()?).ok()?;
@@ -461,6 +496,11 @@ impl Driver {
     pub(super) fn end_attendance(&self) {
         let attendance = std::mem::replace(&mut self.lock().attendance, Attendance::None);
         drop(attendance);
+    }
+
+    /// Where all requests complete.
+    pub(super) fn completion_queue(&self) -> &CompletionQueue {
+        &self.queue
     }
 
     /// Tells the watcher to end.
@@ -476,13 +516,13 @@ impl Driver {
 }
 
 /// A future that waits among others. Its drop lets the next one go on.
-struct Turn<'a> {
-    driver: &'a Driver,
+struct Turn<'a, Q: WorkQueues> {
+    driver: &'a Driver<Q>,
     ticket: Ticket,
-    leave: fn(&Driver, &mut Ticket),
+    leave: fn(&Driver<Q>, &mut Ticket),
 }
 
-impl Drop for Turn<'_> {
+impl<Q: WorkQueues> Drop for Turn<'_, Q> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
             (self.leave)(self.driver, &mut self.ticket);
@@ -492,19 +532,17 @@ impl Drop for Turn<'_> {
 
 /// A place for one request of the send queue. Its drop leaves the request to itself: the buffers of a request in flight are kept for others when it
 /// ends.
-pub(super) struct Place {
-    driver: Arc<Driver>,
+pub(super) struct Place<Q: WorkQueues = ConnectionQueues> {
+    driver: Arc<Driver<Q>>,
     /// None once the end of the request was taken.
     index: Option<usize>,
 }
 
-impl Place {
+impl<Q: WorkQueues> Place<Q> {
     /// Posts a request. The result waits for its end.
-    pub(super) fn post(mut self, mut request: WorkRequest<'_>) -> Result<Place> {
+    pub(super) fn post(mut self, request: Q::Request<'_>) -> Result<Self> {
         let Some(index) = self.index else { return Ok(self) };
-        // The end of each request is waited for.
-        request.flags |= SendFlags::SIGNALED;
-        let posted = self.driver.connection.post_send(request.id(index as u64));
+        let posted = self.driver.queues.post_send(index as u64, request);
         posted.map_err(|rejected| {
             self.index = None;
             self.driver.give_back(index);
@@ -551,13 +589,30 @@ impl Place {
     }
 }
 
-impl Drop for Driver {
+/// Where the buffer of a message goes back to. Thread-safe.
+pub(super) trait Receives: Send + Sync {
+    /// Posts the buffer of a message again. Queues that have ended take none.
+    fn post_receive(&self, buffer: Buffer);
+}
+
+impl<Q: WorkQueues> Receives for Driver<Q> {
+    fn post_receive(&self, buffer: Buffer) {
+        if self.queues.post_receive(buffer).is_err() {
+            let mut afterwards = Afterwards::default();
+            let mut state = self.lock();
+            state.end.get_or_insert(Ok(()));
+            afterwards.wakers.extend(state.readers.first(usize::MAX));
+        }
+    }
+}
+
+impl<Q: WorkQueues> Drop for Driver<Q> {
     fn drop(&mut self) {
         CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Driver {
+impl<Q: WorkQueues> Driver<Q> {
     /// Frees the place of a request that was not posted.
     fn give_back(&self, index: usize) {
         let mut afterwards = Afterwards::default();
@@ -584,7 +639,7 @@ impl Driver {
     }
 }
 
-impl Future for Place {
+impl<Q: WorkQueues> Future for Place<Q> {
     type Output = Result<Completion>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -592,7 +647,7 @@ impl Future for Place {
     }
 }
 
-impl Drop for Place {
+impl<Q: WorkQueues> Drop for Place<Q> {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             self.driver.detach(index);

@@ -1,12 +1,15 @@
 //! Where async connections come from: those that this side asks for, and those of a listener.
 
-use super::driver::RECEIVE;
+use super::driver::{Driver, RECEIVE};
+use super::queues::ConnectionQueues;
 use super::runtime::{Runtime, Watch, readable};
-use super::{AsyncConnection, failed_wait};
+use super::watcher::Watcher;
+use super::{AsyncConnection, AsyncDatagramQueuePair, AsyncSharedReceiveQueue, failed_wait};
 use crate::connection::ConnectionAttempt;
+use crate::request::Rejected;
 use crate::{
-    CompletionQueue, ConnectError, ConnectionOptions, ConnectionRequest, Error, Listener, NotConnected,
-    ProtectionDomain, QueuePair, QueuePairOptions, Result,
+    Buffer, CompletionQueue, ConnectError, ConnectionOptions, ConnectionRequest, DATAGRAM_HEADER, Error,
+    Listener, NotConnected, ProtectionDomain, QueuePair, QueuePairOptions, Result, SharedReceiveQueue,
 };
 use std::fmt;
 use std::future::poll_fn;
@@ -93,12 +96,15 @@ pub struct AsyncEndpoint {
     domain: ProtectionDomain,
     runtime: Arc<dyn Runtime>,
     options: AsyncOptions,
+    /// Who receives the messages of the connections, if they do not themselves.
+    shared: Option<Arc<Driver<SharedReceiveQueue>>>,
 }
 
 impl AsyncEndpoint {
     /// Connections of `domain` whose tasks `runtime` runs, with the options of [`AsyncOptions::default`].
     pub fn new(domain: &ProtectionDomain, runtime: impl Runtime) -> Self {
-        Self { domain: domain.clone(), runtime: Arc::new(runtime), options: AsyncOptions::default() }
+        let (domain, runtime) = (domain.clone(), Arc::new(runtime));
+        Self { domain, runtime, options: AsyncOptions::default(), shared: None }
     }
 
     /// An endpoint with other options, for the connections that come.
@@ -162,6 +168,42 @@ impl AsyncEndpoint {
         Ok(AsyncListener { listener, watch, endpoint: self.clone() })
     }
 
+    /// A queue pair of datagrams with the key `qkey`, which its senders need. It has [`receives`](AsyncOptions::receives) for datagrams of
+    /// [`message_bytes`](AsyncOptions::message_bytes).
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::datagram_queue_pair`]: EOPNOTSUPP if the device has no datagrams. Those of the runtime.
+    pub fn datagram_queue_pair(&self, qkey: u32) -> Result<AsyncDatagramQueuePair> {
+        let AsyncOptions { receives, message_bytes, .. } = self.options;
+        let (queue, options) = self.parts(receives)?;
+        let queue_pair = self.domain.datagram_queue_pair(options, qkey)?;
+        let bytes = message_bytes.checked_add(DATAGRAM_HEADER);
+        let bytes = bytes.ok_or_else(|| Error::invalid("message_bytes is too large"))?;
+        self.offer(receives, bytes, |buffer| queue_pair.post_receive(RECEIVE, buffer))?;
+        let driver = Watcher::start(queue_pair, queue, &self.options, &self.runtime)?;
+        Ok(AsyncDatagramQueuePair::new(driver, self.options.inline_bytes))
+    }
+
+    /// Receives for the messages of several connections: [`receives`](AsyncOptions::receives) of [`message_bytes`](AsyncOptions::message_bytes) for all
+    /// of them together.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::shared_receive_queue`]; those of the runtime.
+    pub fn shared_receive_queue(&self) -> Result<AsyncSharedReceiveQueue> {
+        let AsyncOptions { receives, message_bytes, .. } = self.options;
+        let shared = self.domain.shared_receive_queue(receives, 1)?;
+        shared.keep_receives();
+        let queue = self.domain.context().completion_queue(shared.capacity())?;
+        self.offer(receives, message_bytes, |buffer| shared.post_receive(RECEIVE, buffer))?;
+        Ok(AsyncSharedReceiveQueue::new(Watcher::start(shared, queue, &self.options, &self.runtime)?))
+    }
+
+    /// An endpoint whose connections have no receives of their own: their messages come by [`AsyncSharedReceiveQueue::receive`].
+    /// [`AsyncConnection::receive`] fails with EINVAL.
+    pub fn with_shared_receive_queue(self, queue: &AsyncSharedReceiveQueue) -> Self {
+        Self { shared: Some(queue.driver().clone()), ..self }
+    }
+
     /// A connection that `begin` begins on a new queue pair.
     async fn establish(
         &self,
@@ -197,12 +239,31 @@ impl AsyncEndpoint {
         drop(changed);
         let connection = attempt.end(outcome, timeout)?;
         connection.queue_pair().answer_soon_without_receive();
-        Ok(AsyncConnection::new(connection, queue, &self.options, self.runtime.clone())?)
+        let queues = ConnectionQueues { connection, shared: self.shared.clone() };
+        Ok(AsyncConnection::new(queues, queue, &self.options, self.runtime.clone())?)
     }
 
-    /// A queue pair with its receives, and the queue where all its requests complete.
+    /// A queue pair with its receives, and the queue where all its requests complete. Shared receives complete elsewhere.
     fn queue_pair(&self) -> Result<(QueuePair, CompletionQueue)> {
-        let AsyncOptions { max_sends, receives, message_bytes, inline_bytes, .. } = self.options;
+        let AsyncOptions { receives, message_bytes, .. } = self.options;
+        let Some(shared) = &self.shared else {
+            let (queue, options) = self.parts(receives)?;
+            let queue_pair = self.domain.queue_pair(options)?;
+            self.offer(receives, message_bytes, |buffer| queue_pair.post_receive(RECEIVE, buffer))?;
+            return Ok((queue_pair, queue));
+        };
+        let (queue, options) = self.parts(0)?;
+        let options = QueuePairOptions {
+            receive_queue: shared.completion_queue().clone(),
+            shared_receive_queue: Some(shared.queues.clone()),
+            ..options
+        };
+        Ok((self.domain.queue_pair(options)?, queue))
+    }
+
+    /// A completion queue with room for all sends and so many receives, and the options of a queue pair on it.
+    fn parts(&self, receives: u32) -> Result<(CompletionQueue, QueuePairOptions)> {
+        let AsyncOptions { max_sends, inline_bytes, .. } = self.options;
         let capacity = max_sends.checked_add(receives);
         let capacity =
             capacity.ok_or_else(|| Error::invalid("max_sends and receives: their sum is too large"))?;
@@ -213,18 +274,27 @@ impl AsyncEndpoint {
             inline_bytes,
             ..QueuePairOptions::new(&queue)
         };
-        let queue_pair = self.domain.queue_pair(options)?;
+        Ok((queue, options))
+    }
+
+    /// Posts so many receives of `bytes` each.
+    fn offer(
+        &self,
+        receives: u32,
+        bytes: usize,
+        post: impl Fn(Buffer) -> Result<(), Rejected>,
+    ) -> Result<()> {
         // One registration for all.
-        let bytes = message_bytes.checked_mul(receives as usize);
-        let bytes = bytes.ok_or_else(|| Error::invalid("message_bytes times receives is too large"))?;
-        if bytes > 0 {
-            let mut rest = self.domain.buffer(bytes)?;
+        let all = bytes.checked_mul(receives as usize);
+        let all = all.ok_or_else(|| Error::invalid("message_bytes times receives is too large"))?;
+        if all > 0 {
+            let mut rest = self.domain.buffer(all)?;
             for _ in 0..receives {
-                let behind = rest.split_off(message_bytes);
-                queue_pair.post_receive(RECEIVE, std::mem::replace(&mut rest, behind))?;
+                let behind = rest.split_off(bytes);
+                post(std::mem::replace(&mut rest, behind))?;
             }
         }
-        Ok((queue_pair, queue))
+        Ok(())
     }
 
     /// Readable after `time`. None for a time that never ends.

@@ -1,6 +1,6 @@
 //! Connections for async programs, on any runtime.
 //!
-//! An [`AsyncEndpoint`] makes [`AsyncConnection`]s. Their functions are futures: `connection.send(b"hello").await`. A future takes what has completed
+//! An [`AsyncEndpoint`] makes [`AsyncConnection`]s, an [`AsyncDatagramQueuePair`], or an [`AsyncSharedReceiveQueue`] for several connections. Their functions are futures: `connection.send(b"hello").await`. A future takes what has completed
 //! when it is polled. Otherwise its task sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
 //! operation or a connection, and one task for each connection.
 //!
@@ -15,7 +15,9 @@
 //! |---|---|
 //! | a request that waits for a place in the send queue | the request is never posted |
 //! | a request that was posted | it is carried out, and its buffer is kept for [`AsyncConnection::buffer`] |
-//! | [`AsyncConnection::receive`] | nothing: the message is for the next call |
+//! | [`AsyncConnection::receive`], [`AsyncSharedReceiveQueue::receive`] | nothing: the message is for the next call |
+//! | [`AsyncDatagramQueuePair::receive`] | nothing: the datagram is for the next call |
+//! | [`AsyncConnection::bind`] | the window is closed, or open by a token that nobody has: drop it |
 //! | [`AsyncListener::accept`] | nothing: the request is for the next call |
 //! | [`AsyncEndpoint::connect`], [`AsyncConnectionRequest::accept`] | the connection is given up |
 //!
@@ -31,9 +33,13 @@
 //! while before its task sleeps. No other task of this thread runs meanwhile.
 
 mod connection;
+mod datagram;
 mod driver;
 mod endpoint;
+mod message;
+mod queues;
 mod runtime;
+mod shared;
 // Without an adapter a stream has no trait by which a program reads or writes it.
 #[cfg_attr(
     not(any(feature = "tokio", feature = "smol")),
@@ -42,13 +48,16 @@ mod runtime;
 mod stream;
 mod watcher;
 
-pub use connection::{AsyncConnection, Message};
+pub use connection::AsyncConnection;
+pub use datagram::{AsyncDatagramQueuePair, Datagram};
 pub use endpoint::{AsyncConnectionRequest, AsyncEndpoint, AsyncListener, AsyncOptions};
+pub use message::Message;
 #[cfg(feature = "smol")]
 pub use runtime::Smol;
 #[cfg(feature = "tokio")]
 pub use runtime::Tokio;
 pub use runtime::{Runtime, Task, Watch};
+pub use shared::AsyncSharedReceiveQueue;
 pub use stream::ByteStream;
 
 use crate::Error;

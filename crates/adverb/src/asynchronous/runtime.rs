@@ -12,6 +12,15 @@ pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A program with another runtime writes the
 /// two functions itself.
 ///
+/// # The end of a runtime
+///
+/// Endpoints, listeners and connections keep the runtime. The task of a connection does not, though it lies in the runtime. So a runtime of the program's
+/// own is dropped with the last of these objects, if its [watches](Watch) do not keep it. A task of the program that owns a connection, and
+/// that lies in this runtime, keeps it until the task ends.
+///
+/// A runtime that ends drops its tasks. If a connection is still used then, its operations end with ECANCELED, also those that wait. Requests in
+/// flight keep their memory until the drop of the connection.
+///
 /// ```
 /// use adverb::asynchronous::{Runtime, Task, Watch};
 /// use std::io;
@@ -38,7 +47,8 @@ pub trait Runtime: Send + Sync + 'static {
     /// Those of the system, such as EMFILE.
     fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>>;
 
-    /// Runs `task` to its end, beside the caller. There is one such task for each connection, and it ends with the connection.
+    /// Runs `task` to its end, beside the caller. There is one such task for each connection, and it ends with the connection. A runtime that cannot run
+    /// it drops it.
     fn spawn(&self, task: Task);
 }
 
@@ -47,6 +57,8 @@ pub trait Watch: Send + Sync {
     /// Ready if the descriptor has become readable since this function was last ready. It may be ready without need.
     ///
     /// Otherwise the task of `context` is woken as soon as the descriptor is readable. One task at a time waits.
+    ///
+    /// After the end of the runtime, the task is woken, and the function fails. Otherwise a task of another runtime would wait for ever.
     ///
     /// # Errors
     /// Those of the runtime, such as its end.

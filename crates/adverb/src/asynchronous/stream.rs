@@ -5,9 +5,8 @@
 //! with bytes takes a credit of the other side. A message without bytes takes none: each side keeps [`RESERVE`] receives for those. That is enough,
 //! since a side sends credits without bytes only when half of its receives have become free.
 
-use super::AsyncConnection;
-use super::connection::Message;
 use super::driver::{Place, Ticket};
+use super::{AsyncConnection, Message};
 use crate::{Buffer, Error, Payload, Result, WorkRequest};
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,12 +1,15 @@
 //! The task of a connection that waits for the runtime's descriptors, in place of the tasks that wait for completions.
 
 use super::driver::Driver;
-use super::failed_wait;
+use super::endpoint::duplicate;
+use super::queues::WorkQueues;
 use super::runtime::{Runtime, Watch};
+use super::{AsyncOptions, failed_wait};
+use crate::{CompletionQueue, Error, Result};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 /// The cause for which the watcher was woken.
@@ -53,19 +56,30 @@ impl WatcherEnd {
 const MOST_WAKE_UPS_AT_ONCE: usize = 16;
 
 /// The task of a connection that waits for its queue's descriptor. It also waits for packets, if the connection attends.
-pub(super) struct Watcher {
-    driver: Arc<Driver>,
-    runtime: Arc<dyn Runtime>,
+pub(super) struct Watcher<Q: WorkQueues> {
+    driver: Arc<Driver<Q>>,
+    /// The runtime has this task. So the task does not keep the runtime: neither would ever end.
+    runtime: Weak<dyn Runtime>,
     /// Ready after an event of the queue.
     watch: Box<dyn Watch>,
     /// Ready after packets have arrived. None while the connection does not attend.
     arrivals: Option<Box<dyn Watch>>,
 }
 
-impl Watcher {
-    /// The watcher of the connection whose queue's descriptor `watch` watches.
-    pub(super) fn new(driver: Arc<Driver>, runtime: Arc<dyn Runtime>, watch: Box<dyn Watch>) -> Self {
-        Self { driver, runtime, watch, arrivals: None }
+impl<Q: WorkQueues> Watcher<Q> {
+    /// The driver of these queues, whose requests all complete on `queue`; with its watcher, which `runtime` runs.
+    pub(super) fn start(
+        queues: Q,
+        queue: CompletionQueue,
+        options: &AsyncOptions,
+        runtime: &Arc<dyn Runtime>,
+    ) -> Result<Arc<Driver<Q>>> {
+        let descriptor = duplicate(&queue)?;
+        let watch = runtime.watch(descriptor).map_err(|error| failed_wait("completions", &error))?;
+        let driver = Arc::new(Driver::new(queues, queue, options.max_sends, options.spin));
+        let this = Self { driver: driver.clone(), runtime: Arc::downgrade(runtime), watch, arrivals: None };
+        runtime.spawn(Box::pin(this));
+        Ok(driver)
     }
 
     /// Ready with the cause of the wake-up, if there is one.
@@ -92,13 +106,15 @@ impl Watcher {
     }
 }
 
-impl Future for Watcher {
+impl<Q: WorkQueues> Future for Watcher<Q> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        if this.arrivals.is_none() {
-            this.arrivals = this.driver.begin_attendance(&*this.runtime);
+        if this.arrivals.is_none()
+            && let Some(runtime) = this.runtime.upgrade()
+        {
+            this.arrivals = this.driver.begin_attendance(&*runtime);
         }
         for _ in 0..MOST_WAKE_UPS_AT_ONCE {
             if this.driver.watcher_end().has_come(context) {
@@ -122,9 +138,18 @@ impl Future for Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl<Q: WorkQueues> Drop for Watcher<Q> {
     fn drop(&mut self) {
         // Messages that the program still has keep the driver.
         self.end_attendance();
+        // Without this task nobody wakes those that wait. After the end of the connection nobody waits.
+        self.driver.lose(runtime_ended());
     }
+}
+
+/// The runtime has dropped the task of a connection that some other task still uses.
+fn runtime_ended() -> Error {
+    let text = "waiting for a completion: the runtime of the connection has ended. A connection needs its runtime as long as it is used: \
+                keep the runtime, or make a connection on another one";
+    Error::new(libc::ECANCELED, text)
 }
