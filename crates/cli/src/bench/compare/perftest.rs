@@ -98,7 +98,8 @@ mod tests {
         let line = " 65536      1000             1191.18            1188.25\t\t   0.019012";
         assert_eq!(parse("ib_read_bw", line, 65536, 1000).map(|found| found.rate), Some(19012.0));
         let line = " 65536      1000             0.00               0.00\t\t   0.000000";
-        let is_measured = |program, line| parse(program, line, 65536, 1000).map(PerftestResult::is_measured);
+        let is_measured =
+            |program, line: &str| parse(program, line, 65536, 1000).map(PerftestResult::is_measured);
         assert_eq!(is_measured("ib_read_bw", line), Some(false));
         assert_eq!(is_measured("ib_read_bw", &line.replace("0.000000", "0.019012")), Some(true));
         assert_eq!(is_measured("ib_send_lat", " 65536 1000 inf inf inf inf inf inf inf"), Some(false));
