@@ -279,7 +279,7 @@ fn a_window_is_open_until_it_is_taken_back() {
                 client.send(b"look").await.unwrap();
                 server.receive().await.unwrap().unwrap();
                 assert_eq!(region.to_vec(8 * round..8 * round + 6), b"within");
-                server.take_back(&token).await.unwrap();
+                server.take_back(&window).await.unwrap();
                 if round == 3 {
                     client.write(b"closed", &token).await.map(drop).unwrap_or_default();
                     // A Write may be complete before the peer has refused it. The connection ends in any case.
@@ -315,8 +315,41 @@ fn a_dropped_bind_leaves_the_connection_to_others() {
                 client.send(b"look").await.unwrap();
                 server.receive().await.unwrap().unwrap();
                 assert_eq!(region.to_vec(..6), b"within");
-                server.take_back(&token).await.unwrap();
+                server.take_back(&window).await.unwrap();
             }
+        });
+    });
+}
+
+#[test]
+fn requests_about_keys_keep_what_they_need_until_they_end() {
+    each_device(|context| {
+        // On other devices a Send does not wait for a receive for long.
+        if !context.attributes().services.contains(&Service::Ud) {
+            return;
+        }
+        in_tokio(|| async {
+            let few = options(|it| it.receives = 1);
+            let (client, server) =
+                connected(&endpoint(&context, Tokio::current()).with_options(few), b"").await;
+            server.send(b"takes the receive").await.unwrap();
+            let message = client.receive().await.unwrap().unwrap();
+            // This one waits for a receive, and the requests behind it wait for its end.
+            let mut waits = pin!(server.send(b"waits"));
+            assert!(look(waits.as_mut()).is_pending());
+            let region = server.domain().memory_region(64, Rights::BIND).unwrap();
+            let window = server.domain().memory_window().unwrap();
+            assert!(look(pin!(server.bind(&window, &region, .., Rights::WRITE)).as_mut()).is_pending());
+            drop(region);
+            drop(window);
+            let region = server.domain().memory_region(64, Rights::READ).unwrap();
+            assert!(look(pin!(server.local_invalidate(&region)).as_mut()).is_pending());
+            drop(region);
+            drop(message);
+            waits.await.unwrap();
+            assert_eq!(&client.receive().await.unwrap().unwrap()[..], b"waits");
+            server.send(b"goes on").await.unwrap();
+            assert_eq!(&client.receive().await.unwrap().unwrap()[..], b"goes on");
         });
     });
 }

@@ -123,7 +123,7 @@ fn operations_end_with_the_runtime_of_their_connection() {
         let (client, server) =
             first.block_on(async { connected(&endpoint(&context, Tokio::current()), b"").await });
         let ended = |error: adverb::Error| {
-            assert!(error.to_string().contains("the runtime of the connection has ended"), "{error}");
+            assert!(error.to_string().contains("the runtime has ended"), "{error}");
             assert_eq!(error.errno(), libc::ECANCELED);
         };
         second.block_on(async {

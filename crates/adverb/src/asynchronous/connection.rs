@@ -2,7 +2,7 @@
 
 use super::driver::{Driver, Ticket};
 use super::endpoint::duplicate;
-use super::queues::ConnectionQueues;
+use super::queues::{ConnectionQueues, WorkQueues};
 use super::runtime::{Runtime, readable};
 use super::watcher::Watcher;
 use super::{AsyncOptions, Message, failed_wait};
@@ -245,7 +245,7 @@ impl AsyncConnection {
     ///
     /// A window that is open must be taken back first ([`AsyncConnection::take_back`]): otherwise the request fails, which ends the connection.
     ///
-    /// A future that is dropped leaves the window closed, or open by a token that nobody has. The drop of the window closes it.
+    /// A future that is dropped leaves the window closed, or open by a token that nobody has. The drop of the window closes it, after the request.
     ///
     /// ```
     /// use adverb::Rights;
@@ -260,7 +260,7 @@ impl AsyncConnection {
     /// client.send(b"done").await?;
     /// server.receive().await?;
     /// assert_eq!(region.to_vec(1024..1030), b"within");
-    /// server.take_back(&token).await?;
+    /// server.take_back(&window).await?;
     /// # Ok(())
     /// # })
     /// # }
@@ -284,22 +284,28 @@ impl AsyncConnection {
             );
             return Err(Error::invalid(text));
         }
-        let place = self.driver.place().await?;
-        // The window's key changes with a request that is posted, and with no other.
-        let (request, token) = window.bind(region, bounds, rights);
-        place.post(request)?.await?.success()?;
-        Ok(token)
+        let mut token = None;
+        let needed = Arc::new((window.keep(), region.clone()));
+        let binds = self.driver.perform_with(needed, || {
+            // A future that is dropped before its post leaves the window's key as it is.
+            let (request, new) = window.bind(region, bounds, rights);
+            token = Some(new);
+            request
+        });
+        binds.await?.success()?;
+        token.ok_or_else(|| Error::invalid("a request that has ended was made"))
     }
 
-    /// Closes the window whose token this is. Ready when the token opens nothing any more. The window was [bound](AsyncConnection::bind) on this
-    /// connection.
+    /// Closes a window that was [bound](AsyncConnection::bind) on this connection. Ready when the token of the bind opens nothing any more.
     ///
-    /// A future that is dropped after the request was posted closes the window all the same. The drop of the window closes it in any case.
+    /// A future that is dropped after the request was posted closes the window all the same. The drop of the window closes it in any case, as soon as no
+    /// request of a dropped future is about it any more.
     ///
     /// # Errors
     /// As [`AsyncConnection::send`]. A window that is not open makes the request fail, which ends the connection.
-    pub async fn take_back(&self, token: &RemoteMemory) -> Result<()> {
-        self.perform(WorkRequest::take_back(token)).await?.success().map(drop)
+    pub async fn take_back(&self, window: &MemoryWindow) -> Result<()> {
+        let request = || WorkRequest::take_back(&window.last_token());
+        self.driver.perform_with(window.keep(), request).await?.success().map(drop)
     }
 
     /// Takes the key of `region` out of use, for ever, as [`WorkRequest::local_invalidate`]. Ready when no peer reaches the region any more.
@@ -322,7 +328,8 @@ impl AsyncConnection {
     /// # Errors
     /// As [`AsyncConnection::send`].
     pub async fn local_invalidate(&self, region: &MemoryRegion) -> Result<()> {
-        self.perform(WorkRequest::local_invalidate(region)).await?.success().map(drop)
+        let request = || WorkRequest::local_invalidate(region);
+        self.driver.perform_with(Arc::new(region.clone()), request).await?.success().map(drop)
     }
 
     /// The oldest message that nobody has taken. Waits until there is one. None after the end of the connection, when all messages are taken.
@@ -350,6 +357,11 @@ impl AsyncConnection {
     /// connection with a [shared receive queue](super::AsyncEndpoint::with_shared_receive_queue).
     pub async fn receive(&self) -> Result<Option<Message>> {
         Ok(self.driver.message().await?.and_then(|completion| self.message(completion)))
+    }
+
+    /// Why no message ever comes by [`AsyncConnection::receive`]. None if some may come.
+    pub(super) fn no_messages(&self) -> Option<Error> {
+        self.driver.queues.no_messages()
     }
 
     fn message(&self, completion: Completion) -> Option<Message> {

@@ -2,6 +2,7 @@
 
 use super::Message;
 use super::driver::{Driver, Receives};
+use super::runtime::Runtime;
 use crate::{
     AddressHandle, Buffer, Completion, DATAGRAM_HEADER, DatagramQueuePair, DatagramRequest, Error, Payload,
     ProtectionDomain, Result,
@@ -58,11 +59,17 @@ use std::sync::Arc;
 pub struct AsyncDatagramQueuePair {
     driver: Arc<Driver<DatagramQueuePair>>,
     inline_bytes: u32,
+    /// Runs the watcher.
+    _runtime: Arc<dyn Runtime>,
 }
 
 impl AsyncDatagramQueuePair {
-    pub(super) fn new(driver: Arc<Driver<DatagramQueuePair>>, inline_bytes: u32) -> Self {
-        Self { driver, inline_bytes }
+    pub(super) fn new(
+        driver: Arc<Driver<DatagramQueuePair>>,
+        inline_bytes: u32,
+        runtime: Arc<dyn Runtime>,
+    ) -> Self {
+        Self { driver, inline_bytes, _runtime: runtime }
     }
 
     /// The queue pair's number, which senders need.

@@ -14,9 +14,11 @@ use super::queues::{ConnectionQueues, WorkQueues};
 use super::runtime::{Runtime, Watch};
 use super::watcher::{WakeCause, WatcherEnd};
 use crate::request::buffers_of_completion;
-use crate::{Buffer, Completion, CompletionQueue, Error, Payload, RequestError, Result};
+use crate::{Buffer, Completion, CompletionQueue, Error, Payload, RequestError, Result, SharedReceiveQueue};
 use adverb_core::engine;
+use adverb_core::failure::FailureListener;
 use adverb_core::reactor::Attendant;
+use std::any::Any;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::hint::spin_loop;
@@ -40,6 +42,9 @@ static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 fn is_alone() -> bool {
     CONNECTIONS.load(Ordering::Relaxed) == 1
 }
+
+/// What a request in flight needs besides its buffers: a window, a region. Its drop comes behind the end of the request.
+pub(super) type Needed = Arc<dyn Any + Send + Sync>;
 
 /// A connection, or what else has requests, and the state that its futures share. Thread-safe.
 pub(super) struct Driver<Q: WorkQueues = ConnectionQueues> {
@@ -73,6 +78,8 @@ struct DriverState {
     failure: Option<Error>,
     /// Buffers of requests whose futures were dropped, and of atomics.
     spare: Vec<Buffer>,
+    /// What requests in flight need, by their places.
+    needed: Vec<(usize, Needed)>,
 }
 
 /// The connection's part in taking in packets, its own ones and those of others.
@@ -140,6 +147,7 @@ impl Waiters {
 struct Afterwards {
     wakers: Vec<Waker>,
     buffers: Vec<Buffer>,
+    needed: Vec<Needed>,
 }
 
 impl Drop for Afterwards {
@@ -179,6 +187,7 @@ impl DriverState {
     }
 
     fn sent(&mut self, place: usize, completion: Completion, afterwards: &mut Afterwards) {
+        self.release(place, afterwards);
         let Some(request) = self.requests.get_mut(place) else { return };
         match std::mem::replace(request, Request::Done(completion)) {
             Request::InFlight(waker) => {
@@ -194,6 +203,13 @@ impl DriverState {
         }
         self.room += 1;
         afterwards.wakers.extend(self.posters.first(self.room));
+    }
+
+    /// The request of this place has ended, or is not posted.
+    fn release(&mut self, place: usize, afterwards: &mut Afterwards) {
+        if let Some(found) = self.needed.iter().position(|(of, _)| *of == place) {
+            afterwards.needed.push(self.needed.swap_remove(found).1);
+        }
     }
 
     /// Keeps buffers for other requests, one for each that can be in flight.
@@ -295,6 +311,7 @@ impl<Q: WorkQueues> Driver<Q> {
             attendance: Attendance::None,
             failure: None,
             spare: Vec::new(),
+            needed: Vec::new(),
         };
         CONNECTIONS.fetch_add(1, Ordering::Relaxed);
         Self { queues, queue, spin, state: Mutex::new(state), watcher_end: WatcherEnd::default() }
@@ -417,6 +434,15 @@ impl<Q: WorkQueues> Driver<Q> {
         self.place().await?.post(request)?.await
     }
 
+    /// Carries out a request that needs the window or the region that `needed` is, until it ends: also where its future is dropped.
+    pub(super) async fn perform_with(
+        self: &Arc<Self>,
+        needed: Needed,
+        request: impl FnOnce() -> Q::Request<'static>,
+    ) -> Result<Completion> {
+        self.place().await?.post_with(needed, request())?.await
+    }
+
     /// Takes all completions out of the queue. A queue pair that ends takes along those that are left.
     pub(super) fn take_completions(&self) {
         let mut afterwards = Afterwards::default();
@@ -515,6 +541,12 @@ impl<Q: WorkQueues> Driver<Q> {
     }
 }
 
+impl FailureListener for Driver<SharedReceiveQueue> {
+    fn engine_failed(&self) {
+        self.lose(Error::new(libc::EIO, "a thread of the engine has failed: no more messages come"));
+    }
+}
+
 /// A future that waits among others. Its drop lets the next one go on.
 struct Turn<'a, Q: WorkQueues> {
     driver: &'a Driver<Q>,
@@ -549,6 +581,14 @@ impl<Q: WorkQueues> Place<Q> {
             Error::from(rejected)
         })?;
         Ok(self)
+    }
+
+    /// As [`Place::post`], of a request that needs something until it ends.
+    fn post_with(self, needed: Needed, request: Q::Request<'_>) -> Result<Self> {
+        if let Some(index) = self.index {
+            self.driver.lock().needed.push((index, needed));
+        }
+        self.post(request)
     }
 
     /// Leaves the place to another request: nothing was posted.
@@ -617,6 +657,7 @@ impl<Q: WorkQueues> Driver<Q> {
     fn give_back(&self, index: usize) {
         let mut afterwards = Afterwards::default();
         let mut state = self.lock();
+        state.release(index, &mut afterwards);
         state.requests[index] = Request::Free;
         state.free.push(index);
         state.room += 1;

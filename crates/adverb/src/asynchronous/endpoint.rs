@@ -16,7 +16,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -181,7 +181,7 @@ impl AsyncEndpoint {
         let bytes = bytes.ok_or_else(|| Error::invalid("message_bytes is too large"))?;
         self.offer(receives, bytes, |buffer| queue_pair.post_receive(RECEIVE, buffer))?;
         let driver = Watcher::start(queue_pair, queue, &self.options, &self.runtime)?;
-        Ok(AsyncDatagramQueuePair::new(driver, self.options.inline_bytes))
+        Ok(AsyncDatagramQueuePair::new(driver, self.options.inline_bytes, self.runtime.clone()))
     }
 
     /// Receives for the messages of several connections: [`receives`](AsyncOptions::receives) of [`message_bytes`](AsyncOptions::message_bytes) for all
@@ -195,7 +195,11 @@ impl AsyncEndpoint {
         shared.keep_receives();
         let queue = self.domain.context().completion_queue(shared.capacity())?;
         self.offer(receives, message_bytes, |buffer| shared.post_receive(RECEIVE, buffer))?;
-        Ok(AsyncSharedReceiveQueue::new(Watcher::start(shared, queue, &self.options, &self.runtime)?))
+        let driver = Watcher::start(shared, queue, &self.options, &self.runtime)?;
+        // No queue pair flushes shared receives.
+        let listener: Weak<Driver<SharedReceiveQueue>> = Arc::downgrade(&driver);
+        self.domain.context().0.engine().failure.concerns(listener)?;
+        Ok(AsyncSharedReceiveQueue::new(driver, self.runtime.clone()))
     }
 
     /// An endpoint whose connections have no receives of their own: their messages come by [`AsyncSharedReceiveQueue::receive`].

@@ -2,7 +2,7 @@
 //!
 //! An [`AsyncEndpoint`] makes [`AsyncConnection`]s, an [`AsyncDatagramQueuePair`], or an [`AsyncSharedReceiveQueue`] for several connections. Their functions are futures: `connection.send(b"hello").await`. A future takes what has completed
 //! when it is polled. Otherwise its task sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
-//! operation or a connection, and one task for each connection.
+//! operation or a connection, and one task for each connection, queue pair of datagrams and shared receive queue.
 //!
 //! The runtime is that of tokio (`Tokio`, with the feature `tokio`), that of smol (`Smol`, with the feature `smol`), or any other that implements
 //! [`Runtime`].
@@ -24,7 +24,8 @@
 //! # Back-pressure
 //!
 //! A request waits for its turn while [`max_sends`](AsyncOptions::max_sends) requests are in flight. A message waits at the peer while all
-//! [`receives`](AsyncOptions::receives) hold messages that the program has not dropped.
+//! [`receives`](AsyncOptions::receives) hold messages that the program has not dropped: on `iwarp0` for two seconds, then the connection ends
+//! ([flow control](crate::guide::flow_control)).
 //!
 //! # Latency
 //!

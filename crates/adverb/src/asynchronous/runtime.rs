@@ -14,7 +14,7 @@ pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 ///
 /// # The end of a runtime
 ///
-/// Endpoints, listeners and connections keep the runtime. The task of a connection does not, though it lies in the runtime. So a runtime of the program's
+/// Endpoints, listeners, connections, queue pairs of datagrams and shared receive queues keep the runtime. Their tasks do not, though these lie in the runtime. So a runtime of the program's
 /// own is dropped with the last of these objects, if its [watches](Watch) do not keep it. A task of the program that owns a connection, and
 /// that lies in this runtime, keeps it until the task ends.
 ///
@@ -47,7 +47,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// Those of the system, such as EMFILE.
     fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>>;
 
-    /// Runs `task` to its end, beside the caller. There is one such task for each connection, and it ends with the connection. A runtime that cannot run
+    /// Runs `task` to its end, beside the caller. There is one such task for each connection, queue pair of datagrams and shared receive queue, and it ends with that object. A runtime that cannot run
     /// it drops it.
     fn spawn(&self, task: Task);
 }

@@ -2,6 +2,7 @@
 
 use super::Message;
 use super::driver::{Driver, Receives};
+use super::runtime::Runtime;
 use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue};
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 /// The connections come from [`AsyncEndpoint::with_shared_receive_queue`](super::AsyncEndpoint::with_shared_receive_queue). Each message says by which of them it came
 /// ([`Message::queue_pair`], [`AsyncConnection::number`](super::AsyncConnection::number)). It may come before the future that makes its connection is ready.
 ///
-/// A message waits at its sender while all receives hold messages that the program has not dropped. The end of a connection takes no receive along.
+/// A message waits at its sender while all receives hold messages that the program has not dropped: on `iwarp0` for two seconds, then its connection ends
+/// ([back-pressure](super#back-pressure)). The end of a connection takes no receive along.
 /// Messages that came before are still received.
 ///
 /// After the drop of the queue, nobody takes the messages of its connections any more.
@@ -56,11 +58,13 @@ use std::sync::Arc;
 /// ```
 pub struct AsyncSharedReceiveQueue {
     driver: Arc<Driver<SharedReceiveQueue>>,
+    /// Runs the watcher.
+    _runtime: Arc<dyn Runtime>,
 }
 
 impl AsyncSharedReceiveQueue {
-    pub(super) fn new(driver: Arc<Driver<SharedReceiveQueue>>) -> Self {
-        Self { driver }
+    pub(super) fn new(driver: Arc<Driver<SharedReceiveQueue>>, runtime: Arc<dyn Runtime>) -> Self {
+        Self { driver, _runtime: runtime }
     }
 
     pub(super) fn driver(&self) -> &Arc<Driver<SharedReceiveQueue>> {
@@ -79,7 +83,7 @@ impl AsyncSharedReceiveQueue {
     /// # Errors
     /// A message was longer than [`message_bytes`](super::AsyncOptions::message_bytes), or could not be taken for another reason: that ends its connection, which
     /// the [`Error::Request`] names by number. The next call brings messages of the others. ENODEV in a child of fork; ECANCELED after the
-    /// [end of the runtime](super::Runtime#the-end-of-a-runtime); ECONNRESET after a failure of the device.
+    /// [end of the runtime](super::Runtime#the-end-of-a-runtime); EIO after a failure of the engine; ECONNRESET after one of the device.
     pub async fn receive(&self) -> Result<Message> {
         loop {
             let Some(mut completion) = self.driver.message().await? else {

@@ -140,6 +140,9 @@ impl ByteStream {
             );
             return Err(Error::invalid(text));
         }
+        if let Some(error) = connection.no_messages() {
+            return Err(error);
+        }
         let receives = receives - RESERVE;
         connection.send(&header(receives, u32::try_from(own_bytes).unwrap_or(u32::MAX))[..]).await?;
         let Some(greeting) = connection.receive().await? else {

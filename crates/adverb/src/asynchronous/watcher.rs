@@ -41,6 +41,12 @@ impl WatcherEnd {
         waker.into_iter().for_each(Waker::wake);
     }
 
+    /// Does something, unless the watcher is to end: then None. Who ends it waits until that is done.
+    fn unless_come<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (!state.has_come).then(act)
+    }
+
     /// Whether the watcher is to end. Otherwise the task of `context` is woken then.
     fn has_come(&self, context: &Context<'_>) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,10 +117,11 @@ impl<Q: WorkQueues> Future for Watcher<Q> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        if this.arrivals.is_none()
-            && let Some(runtime) = this.runtime.upgrade()
-        {
-            this.arrivals = this.driver.begin_attendance(&*runtime);
+        if this.arrivals.is_none() {
+            let (driver, runtime) = (&this.driver, &this.runtime);
+            // Whoever keeps the runtime ends the watcher first. So the runtime is not dropped here, in a task of its own.
+            let begin = || runtime.upgrade().and_then(|runtime| driver.begin_attendance(&*runtime));
+            this.arrivals = driver.watcher_end().unless_come(begin).flatten();
         }
         for _ in 0..MOST_WAKE_UPS_AT_ONCE {
             if this.driver.watcher_end().has_come(context) {
@@ -149,7 +156,7 @@ impl<Q: WorkQueues> Drop for Watcher<Q> {
 
 /// The runtime has dropped the task of a connection that some other task still uses.
 fn runtime_ended() -> Error {
-    let text = "waiting for a completion: the runtime of the connection has ended. A connection needs its runtime as long as it is used: \
-                keep the runtime, or make a connection on another one";
+    let text = "waiting for a completion: the runtime has ended. A connection needs its runtime as long as it is used, as a queue pair of datagrams \
+                and a shared receive queue do: keep the runtime, or make these on another one";
     Error::new(libc::ECANCELED, text)
 }

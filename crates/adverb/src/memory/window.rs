@@ -61,7 +61,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// # }
 /// ```
 pub struct MemoryWindow {
-    _core: Arc<region::MemoryWindow>,
+    core: Arc<region::MemoryWindow>,
     /// The key of the last bind. Its lowest 8 bits are another number each time, so an old token opens nothing.
     key: AtomicU32,
 }
@@ -70,7 +70,17 @@ impl MemoryWindow {
     pub(super) fn new(domain: &ProtectionDomain) -> Result<Self> {
         let core = region::MemoryWindow::new(&domain.core, WindowType::Two)?;
         let key = AtomicU32::new(core.key());
-        Ok(Self { _core: core, key })
+        Ok(Self { core, key })
+    }
+
+    /// The window lives as long as this.
+    pub(crate) fn keep(&self) -> Arc<region::MemoryWindow> {
+        self.core.clone()
+    }
+
+    /// A token that closes the window as it was bound last, and opens nothing.
+    pub(crate) fn last_token(&self) -> RemoteMemory {
+        RemoteMemory::new(0, 0, self.key.load(Ordering::Acquire))
     }
 
     /// A request that opens `range` of `region` to the peer of the connection that it is posted on, as `rights` say; and the token for the peer.
