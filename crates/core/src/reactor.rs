@@ -343,6 +343,7 @@ impl Reactor {
         loop {
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
             let deadline = if spinning || worked { Some(Instant::now()) } else { self.deadlines.sleep() };
+            let looked = Instant::now();
             let count = wait(self.epoll, &mut events, deadline);
             if !spinning {
                 self.deadlines.awake();
@@ -353,8 +354,9 @@ impl Reactor {
                 }
                 self.serve(&events[..count]);
             }
-            // Descriptors come first: where this thread had no processor for a while, the answer that a deadline is for may have arrived.
-            self.deadlines.take_due(&mut due, Instant::now);
+            // A deadline waits for a look at the descriptors that begins behind it: where this thread had no processor for a while, the answer that the
+            // deadline is for may have arrived.
+            self.deadlines.take_due(&mut due, || looked);
             worked = !due.is_empty();
             if worked {
                 let _work = self.helpers.work();
@@ -564,8 +566,7 @@ mod tests {
     /// Keeps the background thread until the test goes on.
     struct Busy(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>);
     impl Source for Busy {
-        fn ready(self: Arc<Self>, _: Readiness) {}
-        fn timeout(self: Arc<Self>) {
+        fn ready(self: Arc<Self>, _: Readiness) {
             let _ = self.0.send(());
             let _ = self.1.lock().unwrap().recv_timeout(Duration::from_secs(20));
         }
@@ -576,13 +577,16 @@ mod tests {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let second = Duration::from_secs(20);
         let ((begun, begins), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
-        reactor.set_timer(Duration::ZERO, Arc::new(Busy(begun, Mutex::new(goes_on)))).unwrap();
+        let bell = crate::event::EventQueue::<()>::new().unwrap();
+        // Each is reported once, since nothing is taken out of it.
+        let busy = Arc::new(Busy(begun, Mutex::new(goes_on)));
+        let held = reactor.add(bell.descriptor(), READABLE | EDGE, busy).unwrap();
+        bell.push(());
         begins.recv_timeout(second).unwrap();
         let (send, receive) = mpsc::channel();
         let probe = Arc::new(Probe(Mutex::new(send)));
         reactor.set_timer(Duration::ZERO, probe.clone()).unwrap();
         let queue = crate::event::EventQueue::<()>::new().unwrap();
-        // It is reported once, since the probe takes nothing out of it.
         let token = reactor.add(queue.descriptor(), READABLE | EDGE, probe).unwrap();
         queue.push(());
         go_on.send(()).unwrap();
@@ -591,5 +595,6 @@ mod tests {
             [Ok("ready"), Ok("timeout")]
         );
         reactor.remove(token, queue.descriptor());
+        reactor.remove(held, bell.descriptor());
     }
 }
