@@ -357,7 +357,7 @@ def findings_name_their_process(adverb, folder):
 
 
 def leaks_are_suppressed(adverb, folder):
-    """A line of the file silences what was left by where it was made: in a function, in one that it calls, or in a library."""
+    """A line of the file silences what was left by where it was made: in a function, or in one that it calls."""
     program = compiled("leaked_region", folder)
     with tempfile.TemporaryDirectory(prefix="adverb-check-") as own:
         path = os.path.join(own, "known")
@@ -368,7 +368,7 @@ def leaks_are_suppressed(adverb, folder):
             output, described = run(adverb, "roce0", [program], "--check", "--check-suppress", path)
             if len(findings(output)) != wanted:
                 raise Failed(f"{rule}: {wanted} findings were expected:\n{described}")
-    return "by function, by its caller, by library"
+    return "by function, by its caller, and not by another library"
 
 
 def in_json(adverb, folder, name):

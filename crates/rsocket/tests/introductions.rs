@@ -41,7 +41,8 @@ fn send(client: &Socket, peer: &UdpSocket, text: &mut [u8]) {
 #[test]
 fn a_send_heeds_an_answer_that_the_background_thread_has_not_taken() {
     adverb_core::engine::install(TRANSPORTS);
-    let client = find(socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap()).unwrap();
+    let number = socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
+    let client = find(number).unwrap();
     let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
     peer.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut packet = [0; 64];
@@ -64,6 +65,9 @@ fn a_send_heeds_an_answer_that_the_background_thread_has_not_taken() {
     let address = peer.local_addr().unwrap().ip();
     let length = write_hello(&Hello { kind: HelloKind::Answer, queue_pair: 77, address }, &mut answer);
     peer.send_to(&answer[..length], from).unwrap();
+    let mut arrives = libc::pollfd { fd: number, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live element.
+    assert_eq!(unsafe { libc::poll(&raw mut arrives, 1, TEST_TIMEOUT.as_millis() as i32) }, 1);
     send(&client, &peer, b"second".to_vec().as_mut_slice());
     // What came by UDP stands before this.
     peer.send_to(b"mark", peer.local_addr().unwrap()).unwrap();

@@ -35,7 +35,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), Str
 pub(crate) fn check(root: &Path, seconds: Option<&str>) -> Result<(String, bool), String> {
     let program = build(root)?;
     let (fixed, of_commit, commit) =
-        (FIXED_SEEDS.to_string(), COMMIT_SEEDS.to_string(), seed_of_commit(root)?);
+        (FIXED_SEEDS.to_string(), COMMIT_SEEDS.to_string(), seed_of_commit(root));
     let others = match seconds {
         Some(seconds) => ("fresh_seeds", vec!["--seconds", seconds, "--from", "fresh"]),
         None => ("seeds_of_the_commit", vec!["--seeds", &of_commit, "--from", &commit]),
@@ -88,10 +88,11 @@ pub(crate) fn planted(root: &Path) -> Result<(String, bool), String> {
 }
 
 /// The first seed of the commit that is checked out. Sources without a repository have one of their own.
-fn seed_of_commit(root: &Path) -> Result<String, String> {
-    let commit = output(Command::new("git").current_dir(root).args(["rev-parse", "--short=12", "HEAD"]))?;
-    let digits = String::from_utf8_lossy(&commit.stdout);
-    Ok(u64::from_str_radix(digits.trim(), 16).unwrap_or(FIXED_SEEDS.into()).to_string())
+fn seed_of_commit(root: &Path) -> String {
+    let commit = output(Command::new("git").current_dir(root).args(["rev-parse", "--short=12", "HEAD"]));
+    let digits = commit.map(|found| String::from_utf8_lossy(&found.stdout).trim().to_owned());
+    let number = digits.ok().and_then(|digits| u64::from_str_radix(&digits, 16).ok());
+    number.unwrap_or(FIXED_SEEDS.into()).to_string()
 }
 
 fn build(root: &Path) -> Result<PathBuf, String> {

@@ -302,7 +302,7 @@ pub(crate) struct End {
     pub(crate) responder: Responder,
     reliable: bool,
     service: Service,
-    mtu: u32,
+    pub(crate) mtu: u32,
     /// The number of this end's queue pair.
     pub(crate) number: u32,
     /// Whether the other end is a process of this host, with a channel in shared memory.

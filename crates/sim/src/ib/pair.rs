@@ -160,7 +160,8 @@ impl QueuePairs {
     /// Whether no packet overtakes another one, or comes twice.
     pub(super) fn keeps_order(&self) -> bool {
         // A packet that is on its way for longer than the two ends are near comes behind all that went by the channel.
-        let longest_way = LATENCY + Duration::from_micros(self.buffer.unwrap_or_default().into());
+        let in_buffer = self.buffer.map_or(Duration::ZERO, |room| Duration::from_micros(u64::from(room) + 1));
+        let longest_way = LATENCY + in_buffer;
         let is_overtaken =
             |nearness: Nearness| !nearness.span.start.is_zero() && nearness.span.length <= longest_way;
         self.faults.keeps_order() && !self.faults.nearness.is_some_and(is_overtaken)

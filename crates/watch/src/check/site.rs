@@ -221,9 +221,8 @@ impl Place {
     /// Whether the function at the place is what calls `main` or a thread.
     fn begins_program(&self) -> bool {
         let name = self.function.as_deref().unwrap_or_default();
-        ["__libc_start", "_start", "start_thread", "clone", "__clone"]
-            .iter()
-            .any(|known| name.starts_with(known))
+        name.starts_with("__libc_start")
+            || ["_start", "start_thread", "clone", "clone3", "__clone", "__clone3"].contains(&name)
             || self.function.is_none()
                 && (self.module.starts_with("libc.so") || self.module.starts_with("ld-"))
     }

@@ -21,11 +21,16 @@ impl Origin<'_> {
     fn is_of(self, wanted: &str) -> bool {
         let is_function = |place: &Place| place.function.as_deref().is_some_and(|name| matches(wanted, name));
         let is_library = |place: &Place| matches(wanted, &place.module);
-        match wanted.contains(".so") {
+        match names_library(wanted) {
             true => self.call.iter().chain(self.made).any(is_library),
             false => self.call.first().is_some_and(is_function) || self.made.iter().any(is_function),
         }
     }
+}
+
+/// Whether this is the name of a library, as `libX.so`, `libX.so.1` or `libX.so*`. A function such as `main.solve` is none.
+fn names_library(wanted: &str) -> bool {
+    wanted.split_once(".so").is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with(['.', '*']))
 }
 
 /// A line of the file.
@@ -131,6 +136,8 @@ mod tests {
         for text in ["pool", "make", "libpool.so", "server", "libother.so*"] {
             assert!(shown(&format!("object-leaked * {text}"), leak), "{text}");
         }
+        let (solve, app) = ([place("main.solve", "server")], "object-leaked * main.solve");
+        assert!(!shown(app, Origin { call: &[], made: &solve }), "a function");
         // A call is known by the function that made it, or by a library.
         let call = Origin { call: &way, made: &[] };
         assert!(!shown("object-leaked * grow", call) && shown("object-leaked * make_pool", call));

@@ -190,7 +190,8 @@ pub fn check_devices(text: &str, known: &[RunDevice]) -> Result<(), String> {
         }
         let Subject::Wire { what, of } = &rule.subject else { continue };
         let chosen = || known.iter().filter(|one| rule.of.has_device(&one.name));
-        let reasons: Vec<_> = chosen().map(|one| network::idle(*what, of, one.medium)).collect();
+        let reasons: Vec<_> =
+            chosen().map(|one| network::idle(*what, of.kind, of.direction, one.medium)).collect();
         if let (Some(why), true) = (reasons.iter().flatten().next(), reasons.iter().all(Option::is_some)) {
             let all = list(chosen().map(|one| one.name.as_str()));
             return Err(format!(
@@ -432,7 +433,7 @@ fn completion(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wro
                 let statuses = list(STATUSES.iter().map(|(name, _, _)| *name));
                 return value.unknown(
                     value.text,
-                    "the status of a failed completion, or what happens to one,",
+                    "the status of a failed completion or what happens to one",
                     &format!("{all}, {statuses}"),
                     "completion:RETRY_EXC_ERR@10 or completion:delay=5ms",
                 );

@@ -1,7 +1,7 @@
 //! Faults of the wire: what becomes of each packet of the process.
 
 use super::completions::part_of;
-use super::grammar::{OnWire, Packets, Subject};
+use super::grammar::{OnWire, Subject};
 use super::when::{Point, Span};
 use super::{Faults, RuleCounter};
 use adverb_core::wire::{Direction, Fate, Kind, Medium, Passing, Wire};
@@ -50,11 +50,16 @@ enum Happens {
     Cut,
 }
 
-/// Why a rule has no effect on any packet of this medium, and what it is for; None if it has one.
-pub(super) fn idle(what: OnWire, of: &Packets, medium: Medium) -> Option<&'static str> {
+/// Why a rule has no effect on any packet of this kind and direction (of all, where it is None) on this medium, and what it is for; None if it has one.
+pub(super) fn idle(
+    what: OnWire,
+    kind: Option<Kind>,
+    direction: Option<Direction>,
+    medium: Medium,
+) -> Option<&'static str> {
     use OnWire::{Corrupt, Cut, Duplicate, Reorder};
-    let is_start = of.kind == Some(Kind::Management);
-    match (medium, what, of.kind) {
+    let is_start = kind == Some(Kind::Management);
+    match (medium, what, kind) {
         (Medium::Datagrams, Cut, _) => Some(
             "RoCE has no connection below its queue pairs that could be cut; it is for devices of iWARP, as iwarp0, and peer:cut for all",
         ),
@@ -70,7 +75,7 @@ pub(super) fn idle(what: OnWire, of: &Packets, medium: Medium) -> Option<&'stati
         (Medium::Stream, Corrupt | Cut, _) if is_start => {
             Some("messages that start a connection of iWARP can only be late, as by wire:delay=5ms")
         }
-        (Medium::Stream, ..) if is_start && of.direction == Some(Direction::In) => {
+        (Medium::Stream, ..) if is_start && direction == Some(Direction::In) => {
             Some("messages that start a connection of iWARP meet rules only as they leave: direction=out")
         }
         _ => None,
@@ -93,7 +98,7 @@ impl Wire for Faults {
                 Some(device) => self.device.carries(device, passing),
                 None => true,
             };
-            let is_idle = idle(*what, of, passing.medium).is_some();
+            let is_idle = idle(*what, Some(passing.kind), Some(passing.direction), passing.medium).is_some();
             if !of.has(passing) || is_idle || !is_of_device() {
                 continue;
             }
@@ -229,6 +234,10 @@ mod tests {
         let fates: Vec<_> = [datagram, stream, datagram, stream].iter().map(|one| faults.pass(one)).collect();
         assert_eq!(fates.iter().map(|fate| fate.is_cut).collect::<Vec<_>>(), [false, false, false, true]);
         assert_eq!(fates.iter().map(|fate| fate.copies).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        // A message that starts a connection is no packet that could be cut.
+        let start = Passing { kind: Kind::Management, ..stream };
+        let faults = Faults::begin("wire:cut@1", None).expect("rules");
+        assert_eq!([start, stream].map(|one| faults.pass(&one).is_cut), [false, true]);
         let faults = Faults::begin("wire:cut", None).expect("rules");
         faults.pass(&datagram);
         let counted = &faults.rules[0];
