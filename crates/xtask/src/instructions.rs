@@ -14,8 +14,8 @@ const BASELINE: &str = "benches/instructions.txt";
 /// More than this part above them is too much.
 const TOLERANCE: f64 = 0.03;
 /// A count may be above the expected one by this part where another thread takes part in the path.
-/// The smallest counts of two runs differed by 0.04.
-const TOLERANCE_SHARED: f64 = 0.06;
+/// The smallest counts of two runs differed by 0.064, where the machine was busy in one of them.
+const TOLERANCE_SHARED: f64 = 0.08;
 /// A count may be above the expected one by this part where another compiler has made the program.
 /// Only a greater difference says something about our code.
 const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
@@ -24,9 +24,10 @@ const SHARED: &str = "-within-host";
 /// Seven more devices.
 const MORE_DEVICES: &str = "d[1-7]@rate=100";
 /// More than this part above the count of the single device is too much: less than a search among the seven would take.
-const TOLERANCE_AMONG: f64 = 0.05;
-/// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the smallest of so many is taken.
-const COUNTS: usize = 3;
+const TOLERANCE_AMONG: f64 = 0.08;
+/// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the smallest of so many is taken. On a busy
+/// machine most are large.
+const COUNTS: usize = 6;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
 
