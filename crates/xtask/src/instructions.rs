@@ -236,7 +236,7 @@ mod tests {
         );
         assert!(judged(150.0).0.ends_with("test result: FAILED. 0 passed; 1 failed; 0 ignored\n"));
         let among = |count| Count::new("post-among-eight", count, 1000.0, "alone", TOLERANCE_AMONG).good;
-        assert!(among(1049.0) && !among(1051.0));
+        assert!(among(1079.0) && !among(1081.0));
     }
 
     #[test]
