@@ -43,7 +43,7 @@ fn is_alone() -> bool {
     CONNECTIONS.load(Ordering::Relaxed) == 1
 }
 
-/// What a request in flight needs besides its buffers: a window, a region. Its drop comes behind the end of the request.
+/// A window or a region that a request in flight needs. Its drop comes behind the end of the request.
 pub(super) type Needed = Arc<dyn Any + Send + Sync>;
 
 /// A connection, or what else has requests, and the state that its futures share. Thread-safe.
@@ -78,7 +78,7 @@ struct DriverState {
     failure: Option<Error>,
     /// Buffers of requests whose futures were dropped, and of atomics.
     spare: Vec<Buffer>,
-    /// What requests in flight need, by their places.
+    /// The windows and regions that requests in flight need, by their places.
     needed: Vec<(usize, Needed)>,
 }
 
@@ -452,7 +452,7 @@ impl<Q: WorkQueues> Driver<Q> {
         }
     }
 
-    /// What a request sends in place of `payload`: bytes that are too long to be copied by the post are in a buffer then. Whether they are.
+    /// The payload that a request sends in place of `payload`, and whether it is a copy: bytes that are too long for the post are in a buffer then.
     pub(super) fn sendable<'a>(
         &self,
         payload: Payload<'a>,

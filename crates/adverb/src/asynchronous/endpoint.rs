@@ -96,7 +96,7 @@ pub struct AsyncEndpoint {
     domain: ProtectionDomain,
     runtime: Arc<dyn Runtime>,
     options: AsyncOptions,
-    /// Who receives the messages of the connections, if they do not themselves.
+    /// The receiver of the connections' messages, if they do not receive themselves.
     shared: Option<Arc<Driver<SharedReceiveQueue>>>,
 }
 

@@ -49,7 +49,7 @@ impl Message {
         self.queue_pair
     }
 
-    /// What is in front of the bytes, if the message has a header of so many.
+    /// The header in front of the bytes, if the message has one of so many.
     pub(super) fn header<const N: usize>(&self) -> Option<&[u8; N]> {
         self.buffer.as_ref()?.first_chunk()
     }

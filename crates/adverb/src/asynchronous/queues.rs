@@ -1,4 +1,4 @@
-//! What the futures need of the queues that they post to: those of a connection, of datagrams, and of shared receives.
+//! The queues that futures post to: those of a connection, of datagrams, and of shared receives.
 
 use super::driver::{Driver, RECEIVE};
 use crate::request::Rejected;
@@ -42,7 +42,7 @@ pub(super) trait WorkQueues: Send + Sync + 'static {
 /// The queues of a connection.
 pub(super) struct ConnectionQueues {
     pub(super) connection: Connection,
-    /// Who receives its messages, if it does not itself.
+    /// The receiver of its messages, if it does not receive itself.
     pub(super) shared: Option<Arc<Driver<SharedReceiveQueue>>>,
 }
 

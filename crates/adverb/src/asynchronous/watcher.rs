@@ -41,7 +41,7 @@ impl WatcherEnd {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Does something, unless the watcher is to end: then None. Who ends it waits until that is done.
+    /// Does something, unless the watcher is to end: then None. A thread that ends the watcher waits until that is done.
     fn unless_come<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!state.has_come).then(act)
