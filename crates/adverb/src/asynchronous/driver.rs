@@ -44,7 +44,7 @@ fn is_alone() -> bool {
 }
 
 /// A window or a region that a request in flight needs. Its drop comes behind the end of the request.
-pub(super) type Needed = Arc<dyn Any + Send + Sync>;
+pub(super) type RequestObject = Arc<dyn Any + Send + Sync>;
 
 /// A connection, or what else has requests, and the state that its futures share. Thread-safe.
 pub(super) struct Driver<Q: WorkQueues = ConnectionQueues> {
@@ -79,7 +79,7 @@ struct DriverState {
     /// Buffers of requests whose futures were dropped, and of atomics.
     spare: Vec<Buffer>,
     /// The windows and regions that requests in flight need, by their places.
-    needed: Vec<(usize, Needed)>,
+    needed: Vec<(usize, RequestObject)>,
 }
 
 /// The connection's part in taking in packets, its own ones and those of others.
@@ -147,7 +147,7 @@ impl Waiters {
 struct Afterwards {
     wakers: Vec<Waker>,
     buffers: Vec<Buffer>,
-    needed: Vec<Needed>,
+    needed: Vec<RequestObject>,
 }
 
 impl Drop for Afterwards {
@@ -437,7 +437,7 @@ impl<Q: WorkQueues> Driver<Q> {
     /// Carries out a request that needs the window or the region that `needed` is, until it ends: also where its future is dropped.
     pub(super) async fn perform_with(
         self: &Arc<Self>,
-        needed: Needed,
+        needed: RequestObject,
         request: impl FnOnce() -> Q::Request<'static>,
     ) -> Result<Completion> {
         self.place().await?.post_with(needed, request())?.await
@@ -583,8 +583,8 @@ impl<Q: WorkQueues> Place<Q> {
         Ok(self)
     }
 
-    /// As [`Place::post`], of a request that needs something until it ends.
-    fn post_with(self, needed: Needed, request: Q::Request<'_>) -> Result<Self> {
+    /// Posts a request that needs an object until it ends.
+    fn post_with(self, needed: RequestObject, request: Q::Request<'_>) -> Result<Self> {
         if let Some(index) = self.index {
             self.driver.lock().needed.push((index, needed));
         }
