@@ -506,7 +506,7 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
             self.fail();
-            shared.take_back(self.take_shared());
+            shared.post_again(self.take_shared());
         }
         self.core.destroy();
         // Nobody touches the memory of the requests from here on.

@@ -180,7 +180,7 @@ impl SharedReceiveQueue {
     }
 
     /// A queue pair ends, and these receives were its own. They are posted again, if the queue keeps them.
-    pub(crate) fn take_back(&self, receives: Vec<Flight>) {
+    pub(crate) fn post_again(&self, receives: Vec<Flight>) {
         if !self.0.keeps_receives.load(Ordering::Relaxed) {
             return;
         }

@@ -23,7 +23,7 @@ const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
 const SHARED: &str = "-within-host";
 /// Seven more devices.
 const MORE_DEVICES: &str = "d[1-7]@rate=100";
-/// More than this part above the count of the single device is too much: less than a search among the seven would take.
+/// More than this part above the count of the single device is too much.
 const TOLERANCE_AMONG: f64 = 0.08;
 /// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the smallest of so many is taken. On a busy
 /// machine most are large.
