@@ -21,8 +21,10 @@ int main(void)
 	struct ibv_wc wc;
 	while (comes(pair.a.sent, &wc, SHORT_MS))
 		;
+	// A Write may still be on its way to the region.
 	close_end(&pair.a);
-	pair.a.id = NULL;
+	close_end(&pair.b);
+	pair.a.id = pair.b.id = NULL;
 	end_region(mr);
 	close_pair(&pair);
 	return 0;

@@ -20,8 +20,10 @@ int main(void)
 		if (i % 8 == 0)
 			wait_good(pair.a.sent, 1);
 	}
+	// A Write may still be on its way to the region.
 	close_end(&pair.a);
-	pair.a.id = NULL;
+	close_end(&pair.b);
+	pair.a.id = pair.b.id = NULL;
 	end_region(mr);
 	close_pair(&pair);
 	return 0;
