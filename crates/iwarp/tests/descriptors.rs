@@ -4,7 +4,7 @@ use adverb_core::cm::{AddressOptions, IncomingConnection, ListenSink};
 use adverb_core::device::Device;
 use adverb_proto::iwarp::mpa::{Config, Initiator, Revision, RtrKinds};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
@@ -60,6 +60,7 @@ fn a_listener_rests_while_there_is_no_descriptor() {
         .listen(8, Arc::new(Requests(Mutex::new(send))))
         .unwrap();
     adverb_core::log!(Error, "the log is open");
+    let mut log_file = File::open(&log).unwrap();
     // One descriptor is left, which the connecting side takes.
     let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
     let before = limit_descriptors(next + 1);
@@ -68,6 +69,13 @@ fn a_listener_rests_while_there_is_no_descriptor() {
     let initiator = Initiator::new(&CONFIG, b"", Duration::ZERO, TEST_TIMEOUT).unwrap();
     peer.write_all(initiator.request()).unwrap();
     assert!(requests.recv_timeout(Duration::from_millis(500)).is_err(), "no descriptor is left");
+    // The background thread may have had no processor so far.
+    let (mut said, deadline) = (String::new(), Instant::now() + TEST_TIMEOUT);
+    while !said.contains("accepting") {
+        assert!(Instant::now() < deadline, "nobody has tried to accept: {said}");
+        log_file.read_to_string(&mut said).unwrap();
+        std::thread::yield_now();
+    }
     limit_descriptors(before);
     requests.recv_timeout(TEST_TIMEOUT).expect("the connection is taken when there is a descriptor again");
     let elapsed = started.elapsed();
