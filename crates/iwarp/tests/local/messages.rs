@@ -72,14 +72,19 @@ fn messages_of_all_lengths_come_in_order_whatever_their_way() {
     let _turn = turn();
     for tier in ALL {
         let mut talk = Talk::of(tier);
-        let begin = beside(&talk.pair.side);
-        talk.other_hears(8, 600);
-        (0..600).for_each(|_| talk.say());
-        assert_eq!(talk.pair.other.hear(), [0], "{tier:?}");
-        let ways = beside(&talk.pair.side) - begin;
+        let (begin, deadline) = (beside(&talk.pair.side), Instant::now() + TEST_TIMEOUT);
         let is_expected = matches!(tier, Tier::Mapped | Tier::Kernel);
+        let mut ways = 0;
+        // The two ends find each other late where a background thread gets no processor: then more follow.
+        while talk.said == 0 || is_expected && ways == 0 {
+            assert!(Instant::now() < deadline, "{tier:?}: all messages go by TCP");
+            talk.other_hears(8, 600);
+            (0..600).for_each(|_| talk.say());
+            assert_eq!(talk.pair.other.hear(), [0], "{tier:?}");
+            ways = beside(&talk.pair.side) - begin;
+        }
         assert_eq!(ways > 0, is_expected, "{tier:?}: {ways} messages needed no TCP");
-        assert!(ways < 600, "long ones go by TCP");
+        assert!(ways < talk.said, "long ones go by TCP");
     }
 }
 
