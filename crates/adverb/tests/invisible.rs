@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Says to this test what the process is.
 const ROLE: &str = "ADVERB_TEST_ROLE";
@@ -115,6 +115,12 @@ fn look() {
     let (before, limits_before, environment_before) = (descriptors(), limits(), environment());
     let connections: Vec<_> =
         ["roce0", "iwarp0"].iter().zip(addresses).map(|(device, address)| connect(device, address)).collect();
+    // A thread of the engine looks for the peer's memory, and may find it after the Writes have ended.
+    let (deadline, process) = (Instant::now() + SOON, server.id());
+    while !descriptors().values().any(|(link, _)| is_memory_of(link, process)) {
+        assert!(Instant::now() < deadline, "the peer's memory is not found: {:?}", descriptors());
+        std::thread::yield_now();
+    }
     let after = descriptors();
     let made: Vec<_> = after.iter().filter(|(number, _)| !before.contains_key(number)).collect();
     assert!(made.len() > 4, "{made:?}");
