@@ -36,6 +36,9 @@ fn two_programs_connect_by_numbers_that_they_exchange_over_a_socket() {
             let peer = RawAddress::read_from(&mut stream).unwrap();
             let options = ConnectionOptions::new().path_mtu(512).retries(3);
             let connection = queue_pair.connect_raw(&own, &peer, &options).unwrap();
+            // Neither side sends before the other one is connected, since retries end after a second.
+            std::io::Write::write_all(&mut stream, b"c").unwrap();
+            std::io::Read::read_exact(&mut stream, &mut [0]).unwrap();
             connection.post_send(WorkRequest::send(text)).unwrap();
             parts.sends.wait(SOON).unwrap().success().unwrap();
             assert_eq!(parts.receives.wait(SOON).unwrap().success().unwrap().message(), other);
