@@ -276,9 +276,12 @@ mod tests {
             assert!(due >= last, "overtakes");
             last = before + wait.as_nanos() as u64;
         }
-        // A packet takes 80 ms: the third waits longer than the queue is.
-        let fates = fates("wire:rate=100kbit", "1", &out, 5);
-        assert!(!fates[0].is_lost && fates[1].wait > fates[0].wait, "{fates:?}");
-        assert!(fates[4].is_lost, "{fates:?}");
+        // A packet takes 80 ms. Five come at one instant, and the third waits longer than the queue is.
+        let faults = Faults::begin("wire:rate=100kbit", None).expect("rules");
+        let Subject::Wire { what, .. } = &faults.rules[0].rule.subject else { panic!("a rule of packets") };
+        let now = clock::device();
+        let happens = [1, 2, 3, 4, 5].map(|count| faults.happens(0, *what, &out, count, now));
+        let [one, two, three] = [80, 160, 240].map(|time| Happens::Waits(Duration::from_millis(time)));
+        assert_eq!(happens, [one, two, three, Happens::Lost, Happens::Lost]);
     }
 }
