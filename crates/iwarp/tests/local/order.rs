@@ -31,7 +31,8 @@ fn rounds(tier: Tier, toggles: bool, depth: u64) -> u64 {
         };
         let queue_pair = &pair.side.queue_pair;
         if round == ROUNDS / 2 && tier.is_direct(Opcode::Write) {
-            // Where a background thread gets no processor, the ends find each other late: half of the rounds follow.
+            // The ends find each other late where a background thread gets no processor.
+            // Half of the rounds come behind that.
             let deadline = Instant::now() + TEST_TIMEOUT;
             while pair.direct() == before && Instant::now() < deadline {
                 queue_pair.post_send(&write(0, SendFlags::SIGNALED)).unwrap();

@@ -38,7 +38,7 @@ fn reads(other: Other, tier: Tier) -> (u64, bool) {
     reads_by(Pair::with(other, tier, OPEN.bits().into()), tier == Tier::Mapped)
 }
 
-/// `is_direct` is what is expected. Where a background thread gets no processor, it comes late, after more Reads.
+/// `is_direct` is what is expected. A background thread without a processor brings it late, after more Reads.
 fn reads_by(mut pair: Pair, is_direct: bool) -> (u64, bool) {
     let remote = pair.region(5 << 12, OPEN);
     let (before, deadline) = (pair.direct(), Instant::now() + TEST_TIMEOUT);
