@@ -342,6 +342,7 @@ mod noticed;
 mod tests {
     use super::super::process;
     use super::*;
+    use crate::memory::far::far_address;
     use std::os::fd::OwnedFd;
 
     pub(super) const PAGE: usize = 4096;
@@ -368,8 +369,9 @@ mod tests {
     }
 
     fn place(at: usize, file: i32, offset: usize, flags: i32, protection: i32) -> usize {
+        let at = if at == 0 { far_address() } else { at as *mut _ };
         // SAFETY: a new mapping, or one in place of the test's own.
-        let found = unsafe { libc::mmap(at as *mut _, LENGTH, protection, flags, file, offset as i64) };
+        let found = unsafe { libc::mmap(at, LENGTH, protection, flags, file, offset as i64) };
         assert_ne!(found, libc::MAP_FAILED);
         found as usize
     }
