@@ -311,8 +311,8 @@ fn several_devices() {
     }
     everywhere.listen(1).unwrap();
     assert_eq!(everywhere.lock().listeners.len(), devices.len());
-    // A port that is taken on one of them is no port for a wildcard address. On the others nobody has it: tests
-    // beside this one have ports, too.
+    // A port that is taken on one of them is no port for a wildcard address. On the others nobody has it:
+    // tests beside this one take ports, too.
     let free = new();
     free.bind(v4_any()).unwrap();
     let port = free.local_address().unwrap().port();

@@ -75,8 +75,8 @@ pub fn awaited(site: &Site) {
     beside(parts.into());
 }
 
-/// Cases with signal handlers run one after the other. The handlers are the process's: a wait that began before
-/// one of another kind came may end by it.
+/// Cases with signal handlers run one after the other. The handlers are the process's: a wait that began
+/// before one of another kind came may end by it.
 static HANDLERS: Mutex<()> = Mutex::new(());
 
 /// Has a handler called at a signal that no other code uses. Returns the signal's number.
