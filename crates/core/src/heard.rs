@@ -86,7 +86,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     static HEARD: AtomicU32 = AtomicU32::new(0);
-    /// Of no queue pair of a test beside this one: their numbers have 24 bits.
+    /// A number that no queue pair of a test beside this one has: those have 24 bits.
     const OWN: u32 = u32::MAX;
 
     #[test]
