@@ -311,9 +311,14 @@ fn several_devices() {
     }
     everywhere.listen(1).unwrap();
     assert_eq!(everywhere.lock().listeners.len(), devices.len());
-    // A port that is taken on one of them is no port for a wildcard address.
+    // A port that is taken on one of them is no port for a wildcard address. On the others nobody has it:
+    // tests beside this one take ports, too.
+    let free = new();
+    free.bind(v4_any()).unwrap();
+    let port = free.local_address().unwrap().port();
+    free.destroy();
     let second = devices[1].transport().connections();
-    let held = second.reserve(site.at(0), AddressOptions::default()).unwrap();
+    let held = second.reserve(site.at(port), AddressOptions::default()).unwrap();
     let unlucky = new();
     let conflict = SocketAddr::new(v4_any().ip(), held.local().port());
     assert_eq!(errno(unlucky.bind(conflict)), libc::EADDRNOTAVAIL);

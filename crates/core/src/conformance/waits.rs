@@ -75,8 +75,11 @@ pub fn awaited(site: &Site) {
     beside(parts.into());
 }
 
-/// Has a handler called at a signal that no other code uses. Cases may run beside each other, so each signal has the same handler, and the same flags, for
-/// ever. Returns its number.
+/// Cases with signal handlers run one after the other. The handlers are the process's: a wait that began
+/// before one of another kind came may end by it.
+static HANDLERS: Mutex<()> = Mutex::new(());
+
+/// Has a handler called at a signal that no other code uses. Returns the signal's number.
 fn handle(signal: libc::c_int, flags: libc::c_int, handler: extern "C" fn(libc::c_int)) -> libc::c_int {
     let signal = libc::SIGRTMIN() + signal;
     // SAFETY: all zeros is an empty mask and no flags; the handlers here make no calls but such as a handler may make.
@@ -142,6 +145,7 @@ impl Drop for Waiter {
 /// A signal ends the wait for an event, unless its handler is to restart system calls.
 pub fn awaited_with_signals(site: &Site) {
     extern "C" fn nothing(_: libc::c_int) {}
+    let _alone = HANDLERS.lock().unwrap_or_else(|e| e.into_inner());
     let ends = handle(7, 0, nothing);
     let restarts = handle(8, libc::SA_RESTART, nothing);
     let pair = Pair::connect(site);
@@ -168,12 +172,17 @@ pub fn awaited_with_signals(site: &Site) {
     pair.client.post(0, Opcode::Send, &[], (0, 0));
     pair.client.sent_well(0);
     assert_eq!(waiter.ended(), Ok(()), "a signal ends the wait though its handler restarts system calls");
+    // The thread goes first, and with it the signals that it has not seen.
+    drop(waiter);
+    for signal in [ends, restarts] {
+        // SAFETY: a plain number.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
 }
 
 /// Packets that come while a signal handler keeps the waiting thread are taken in: the peer notices nothing.
 pub fn awaited_by_one_who_is_kept(site: &Site) {
     const ROUNDS: u64 = 8;
-    static ALONE: Mutex<()> = Mutex::new(());
     static IS_KEPT: AtomicBool = AtomicBool::new(false);
     static MAY_GO: AtomicBool = AtomicBool::new(false);
     extern "C" fn keep(_: libc::c_int) {
@@ -190,10 +199,10 @@ pub fn awaited_by_one_who_is_kept(site: &Site) {
             MAY_GO.store(true, Ordering::SeqCst);
         }
     }
+    let _alone = HANDLERS.lock().unwrap_or_else(|e| e.into_inner());
     let keeps = handle(9, libc::SA_RESTART, keep);
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let waiter = Waiter::new(queue);
     for round in 0..ROUNDS {
         pair.server.post_receive(round, &[]);

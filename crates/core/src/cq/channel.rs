@@ -40,6 +40,8 @@ impl CompletionChannel {
     /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in packets in the background
     /// thread's place ([`Reactor::begin_duty`](crate::reactor::Reactor::begin_duty)).
     pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
+        // Before any lock: in a child of fork, a thread of the parent may hold it for ever.
+        self.context().born.check()?;
         // Arrivals wake the thread also after the program has destroyed the channel.
         let this = self.clone();
         loop {

@@ -3,6 +3,8 @@
 pub mod common;
 mod copy;
 mod explain;
+#[cfg(test)]
+mod far;
 mod keys;
 mod lending;
 mod mapping;

@@ -351,12 +351,13 @@ fn mapping(line: &str) -> Option<(u64, u64, [u8; 2])> {
 mod tests {
     use super::*;
     use crate::memory::copy;
+    use crate::memory::far::far_address;
 
     fn pages(count: usize, protection: i32) -> usize {
         // SAFETY: a fresh anonymous mapping.
         let pages = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), count << 12, protection, flags, -1, 0)
+            libc::mmap(far_address(), count << 12, protection, flags, -1, 0)
         };
         assert_ne!(pages, libc::MAP_FAILED);
         pages as usize

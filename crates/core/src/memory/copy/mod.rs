@@ -155,14 +155,15 @@ mod sent;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::far::far_address;
     use crate::memory::until::{Limit, until};
 
-    /// Two pages that nobody else has.
+    /// Two pages that nobody else has, nor gets when one is unmapped.
     pub(super) fn page() -> usize {
         // SAFETY: a fresh anonymous mapping.
         let page = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                far_address(),
                 8192,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,

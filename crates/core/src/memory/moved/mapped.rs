@@ -176,14 +176,14 @@ fn lines(file: &File, text: &mut [u8], mut each: impl FnMut(&[u8]) -> bool) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::far::far_address;
 
     fn pages(count: usize) -> usize {
         // SAFETY: a fresh anonymous mapping, with a hole behind it.
         unsafe {
             let (protection, flags) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-            let pages =
-                libc::mmap(std::ptr::null_mut(), (count + 1) << 12, protection, flags, -1, 0) as usize;
+            let pages = libc::mmap(far_address(), (count + 1) << 12, protection, flags, -1, 0) as usize;
             libc::munmap((pages + (count << 12)) as *mut _, 4096);
             pages
         }
