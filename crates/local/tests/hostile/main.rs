@@ -5,6 +5,7 @@ mod driver;
 
 use driver::ReadCount;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// A small generator of numbers, the same in each run.
 struct Random(u64);
@@ -71,14 +72,21 @@ fn garbage_during_operations() {
         let mut random = Random(3);
         let mut seen = ReadCount::default();
         let (creator, opener) = sides.split_at_mut(1);
-        let mut work = |side: &mut _| {
+        let mut work = |side: &mut _, seen: &mut ReadCount| {
             for _ in 0..100_000 {
                 let number = random.next();
-                driver::step(side, (number >> 8) as u8, (number >> 16) as usize % 2_000, &mut seen);
+                driver::step(side, (number >> 8) as u8, (number >> 16) as usize % 2_000, seen);
             }
         };
-        work(&mut creator[0]);
-        work(&mut opener[0]);
+        // The other thread may get no processor for a while.
+        let limit = Instant::now() + Duration::from_secs(30);
+        loop {
+            work(&mut creator[0], &mut seen);
+            work(&mut opener[0], &mut seen);
+            if seen.corrupt > 0 || Instant::now() > limit {
+                break;
+            }
+        }
         done.store(true, Relaxed);
         assert!(seen.corrupt > 0, "{}", seen.corrupt);
     });
