@@ -241,9 +241,9 @@ def top(adverb, device):
             os.kill(pids[0], signal.SIGCONT)
         if stopped["answers"] or stopped["queue_pairs"]:
             raise Failed(f"a process that is stopped: {stopped}")
-    gone = json.loads(output_of(*look, "--json"))["uses"]
-    if any(use["process"] in pids for use in gone):
-        raise Failed(str(gone))
+    # They are killed, and end when they next have a processor.
+    are_gone = lambda: not any(use["process"] in pids for use in json.loads(output_of(*look, "--json"))["uses"])
+    wait_until(are_gone, LIMIT_S, "nothing is shown of programs that have ended")
     return f"{client_side['bytes_sent']['per_second']:.0f} bytes in a second, {pair['send_queue']}"
 
 
@@ -288,7 +288,8 @@ def rdma(adverb):
         def pairs():
             rows = json.loads(output_of(*rdma, "-j", "resource", "show", "qp"))
             found = [next((row for row in rows if row["pid"] == pid and row["state"] in ("RTR", "RTS")), None) for pid in pids]
-            return found if all(found) else None
+            # The client goes on to RTS.
+            return found if all(found) and found[1]["state"] == "RTS" else None
 
         one, other = wait_until(pairs, LIMIT_S, "both queue pairs are there")
         if one["rqpn"] != other["lqpn"] or other["rqpn"] != one["lqpn"] or {one["type"], other["type"]} != {"RC"} or one["comm"] != "ib_write_bw":
