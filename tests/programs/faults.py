@@ -37,7 +37,8 @@ SLOW_BW = Pair("roce0", "ib_write_bw -F -n 5 -p {port}", "ib_write_bw -F -n 5 -p
 # A rule of the client, the programs, the client's status (None: any but 0, and no signal), words of its output, and words of its log.
 Case = collections.namedtuple("Case", "name rule pair status says log")
 DONE = r"\d+ iters in"
-# Each of 30 messages is 20 ms late. The first one may be on its way before the client looks at the clock: 29 of them take 19.3 ms on average.
+# Each of 30 messages is 20 ms late. The first one may be on its way before the client looks at the clock:
+# then the time of 29 is divided by 30.
 LATE_EACH_TIME = r"= (19\d{3}|[2-9]\d{4}|\d{6,})\.\d+ usec/iter"
 CASES = [
     Case("loss", "wire:loss:direction=out:opcode=SEND@3", PINGPONG, 0, DONE, r"packet 3 to [\d.]+, SEND, is lost"),

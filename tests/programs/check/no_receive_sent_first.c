@@ -13,7 +13,7 @@ int main(void)
 	zero(ibv_post_send(pair.a.qp, &wr, &bad));
 	usleep(1700000);
 	post_receive(pair.b.qp, 1, mr, 2048, 64);
-	// Over iWARP, a message that waits for two seconds ends the connection. A late program finds it so.
+	// Over iWARP, a message that waits for two seconds ends the connection. A program may come so late.
 	wait_any(pair.b.received);
 	wait_any(pair.a.sent);
 	end_region(mr);
