@@ -69,7 +69,7 @@ def node_exporter(adverb, device, local, messages):
     """The bytes grow while the program sends; afterwards they are those that perftest says, also when the run is over."""
     port = free_port()
     settings = {"ADVERB_LOCAL": local}
-    # Without a limit, all may be sent within one look. It lasts for seconds: node_exporter may wait for a processor.
+    # Without a limit, all may be sent within one look. node_exporter may wait for a processor, too.
     program = f"ib_write_bw -F -n {messages} -s 65536 {SLOW} {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         options = ["--device", device]
