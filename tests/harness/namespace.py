@@ -74,7 +74,7 @@ class Namespace:
         if named:
             kinds, before = ["--net", "--mount"], "mount -t tmpfs tmpfs /run && "
         self._holder = Process(["unshare", *kinds, "sh", "-c", f"{before}ip link set lo up && echo ready && exec sleep infinity"])
-        wait_until(lambda: "ready" in self._holder.output(), 10, "another network namespace")
+        wait_until(lambda: "ready" in self._holder.output(), 60, "another network namespace")
         self.pid = self._holder.pid
         self.prefix = ["nsenter", "--target", str(self.pid), *kinds]
 
