@@ -11,7 +11,7 @@ from .process import die_with_parent
 from .report import Failed
 
 FIN, SYN, RST = 1, 2, 4
-LIMIT_S = 20
+LIMIT_S = 60
 MARK = b"adverb test mark "
 
 

@@ -74,7 +74,7 @@ class Namespace:
         if named:
             kinds, before = ["--net", "--mount"], "mount -t tmpfs tmpfs /run && "
         self._holder = Process(["unshare", *kinds, "sh", "-c", f"{before}ip link set lo up && echo ready && exec sleep infinity"])
-        wait_until(lambda: "ready" in self._holder.output(), 10, "another network namespace")
+        wait_until(lambda: "ready" in self._holder.output(), 60, "another network namespace")
         self.pid = self._holder.pid
         self.prefix = ["nsenter", "--target", str(self.pid), *kinds]
 
@@ -88,9 +88,11 @@ class Namespace:
         """Runs a command in it that must succeed."""
         command(f"{shlex.join(self.prefix)} {text}")
 
-    def add_cable(self, interface, *addresses, name="cable"):
+    def add_cable(self, interface, *addresses, name="cable", has_link_local=True):
         """Gives it an interface, with addresses, that was made in this namespace."""
         command(f"ip link set {interface} netns {self.pid} name {name}")
+        if not has_link_local:
+            self.command(f"ip link set {name} addrgenmode none")
         for address in addresses:
             self.command(f"ip addr add {address} dev {name}{' nodad' if ':' in address else ''}")
         self.command(f"ip link set {name} up")
@@ -100,8 +102,9 @@ class Namespace:
         # Names of interfaces are few letters long, and other tests make cables, too.
         ends = [f"{name[:4]}{side}{self.pid}" for side in "ab"]
         command(f"ip link add {ends[0]} type veth peer name {ends[1]}")
-        self.add_cable(ends[0], here, name=name)
-        other.add_cable(ends[1], there, name=name)
+        # Link-local addresses come at a time of their own, and programs are told of them.
+        self.add_cable(ends[0], here, name=name, has_link_local=False)
+        other.add_cable(ends[1], there, name=name, has_link_local=False)
 
 
 def two_hosts():

@@ -270,7 +270,7 @@ def _a_grandchild(program):
 KILLED_SERVERS = [
     (f"killed_server{suffix}::{place}", hosts, limit_s, start)
     for suffix, start in (("", _itself), ("_that_is_a_grandchild", _a_grandchild))
-    for place, hosts, limit_s in (("one_host", lambda: [Namespace()], 1), ("two_hosts", two_hosts, 5))
+    for place, hosts, limit_s in (("one_host", lambda: [Namespace()], 3), ("two_hosts", two_hosts, 5))
 ]
 
 

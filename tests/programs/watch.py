@@ -420,7 +420,7 @@ def allocations(adverb):
 
 def event(adverb):
     """A port event comes at its time, to a program that waits for nothing else."""
-    with Process([*run(adverb, "roce0", "--fault", "event:PORT_ERR@0.5s,event:PORT_ACTIVE@0.6s"), "stdbuf", "-oL", "ibv_asyncwatch", "-d", "roce0"]) as process:
+    with Process([*run(adverb, "roce0", "--fault", "event:PORT_ERR@1.5s,event:PORT_ACTIVE@1.6s"), "stdbuf", "-oL", "ibv_asyncwatch", "-d", "roce0"]) as process:
         wait_until(lambda: "IBV_EVENT_PORT_ACTIVE" in process.output() or process.status() is not None, LIMIT_S, "the events come")
         words = re.findall(r"IBV_EVENT_\w+", process.output())
         if words != ["IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"]:

@@ -14,6 +14,7 @@ int main(void)
 	struct ibv_send_wr wr = one_sided(1, IBV_WR_RDMA_WRITE, &list, to, 0), *bad;
 	zero(ibv_post_send(pair.a.qp, &wr, &bad));
 	wait_good(pair.a.sent, 1);
+	wait_placed(&pair);
 	zero(ibv_dereg_mr(to));
 	to = some(ibv_reg_mr(pair.pd, bytes, 4096, REMOTE));
 	wr.wr_id = 2;

@@ -17,6 +17,10 @@ int main(void)
 	munmap(from->addr, LENGTH);
 	wait_any(pair.a.sent);
 	zero(ibv_dereg_mr(from));
+	// The Write may still be on its way to the other region.
+	close_end(&pair.a);
+	close_end(&pair.b);
+	pair.a.id = pair.b.id = NULL;
 	end_region(to);
 	close_pair(&pair);
 	return 0;

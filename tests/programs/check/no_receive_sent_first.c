@@ -13,8 +13,9 @@ int main(void)
 	zero(ibv_post_send(pair.a.qp, &wr, &bad));
 	usleep(1700000);
 	post_receive(pair.b.qp, 1, mr, 2048, 64);
-	wait_good(pair.b.received, 1);
-	wait_good(pair.a.sent, 1);
+	// Over iWARP, a message that waits for two seconds ends the connection. A program may come so late.
+	wait_any(pair.b.received);
+	wait_any(pair.a.sent);
 	end_region(mr);
 	close_pair(&pair);
 	return 0;

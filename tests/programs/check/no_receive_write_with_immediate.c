@@ -15,8 +15,9 @@ int main(void)
 	usleep(1700000);
 	struct ibv_recv_wr receive = {.wr_id = 1}, *bad_receive;
 	zero(ibv_post_recv(pair.b.qp, &receive, &bad_receive));
-	wait_good(pair.b.received, 1);
-	wait_good(pair.a.sent, 1);
+	// Over iWARP, a message that waits for two seconds ends the connection. A program may come so late.
+	wait_any(pair.b.received);
+	wait_any(pair.a.sent);
 	end_region(mr);
 	close_pair(&pair);
 	return 0;

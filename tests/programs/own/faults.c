@@ -71,8 +71,8 @@ static struct ibv_qp *connected(struct rail *rail)
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .path_mtu = IBV_MTU_1024,
 		.dest_qp_num = qp->qp_num, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .min_rnr_timer = 12,
-		/* 16 ms, and twice: a port that is down is soon noticed. */
-		.timeout = 12, .retry_cnt = 1, .rnr_retry = 7, .ah_attr = {.is_global = 1, .port_num = 1}};
+		/* 67 ms, which adverb makes 0.3 s, three times: one thread may be without a processor for half of that. */
+		.timeout = 14, .retry_cnt = 2, .rnr_retry = 7, .ah_attr = {.is_global = 1, .port_num = 1}};
 	attr.ah_attr.grh.sgid_index = index_of_gid(rail->context, &attr.ah_attr.grh.dgid);
 	need(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
 	attr.qp_state = IBV_QPS_RTR;

@@ -3,7 +3,7 @@
 use super::finding::Kind;
 use super::flight::Request;
 use super::report::Finding;
-use super::waits::{refusal, refusal_of, too_long};
+use super::waits::{refusal, refusal_of, sent_last, too_long, unheard_last_retry};
 use super::work::operation;
 use adverb_core::memory::{Access, AccessError, User};
 use adverb_core::qp::{QueuePair, Service};
@@ -70,13 +70,17 @@ pub(super) fn explain(
                 None => finding,
             }
         }
-        IBV_WC_RNR_RETRY_EXC_ERR => new(
-            Kind::NoReceive,
-            format!(
-                "{what}, found no receive at the peer, however often it was sent (rnr_retry {})",
-                core.attributes().rnr_retry
+        IBV_WC_RNR_RETRY_EXC_ERR => match unheard_last_retry(queue_pair) {
+            // The thread for waits had no processor since the last retry.
+            Some(retries) => sent_last(queue_pair, wr_id, retries, true),
+            None => new(
+                Kind::NoReceive,
+                format!(
+                    "{what}, found no receive at the peer, however often it was sent (rnr_retry {})",
+                    core.attributes().rnr_retry
+                ),
             ),
-        ),
+        },
         IBV_WC_RETRY_EXC_ERR => new(
             Kind::RetriesRunOut,
             format!(

@@ -350,6 +350,36 @@ impl Waits {
     }
 }
 
+/// How often a request of this queue pair was sent again to a peer without a receive, if the engine has told
+/// of the last time and the thread for waits has not come to it.
+pub(super) fn unheard_last_retry(queue_pair: u32) -> Option<u8> {
+    let is_it = |entry: &Entry| {
+        let is_last = matches!(entry.told, EngineReport::LastRetry { is_not_ready: true, .. });
+        is_last && entry.number == queue_pair
+    };
+    match take(is_it)? {
+        EngineReport::LastRetry { retries, .. } => Some(retries),
+        _ => None,
+    }
+}
+
+/// The sentence about a request that is sent for the last time.
+pub(super) fn sent_last(number: u32, wr_id: u64, retries: u8, is_not_ready: bool) -> Finding {
+    let (why, limit) = match is_not_ready {
+        true => ("the peer had no receive for it each time", "rnr_retry"),
+        false => ("the peer has not answered", "retry_cnt"),
+    };
+    let text = format!(
+        "request {wr_id:#x} of queue pair {number:#x} is sent for the last time after {retries} retries ({limit} {retries}): {why}"
+    );
+    let finding = Finding::of_pair(Kind::RetriesRunOut, number, text).request(wr_id);
+    if is_not_ready {
+        finding.remedy("post receives before the peer sends; rnr_retry 7 waits without end, and a longer min_rnr_timer at the receiver gives it time")
+    } else {
+        finding
+    }
+}
+
 /// The peer of a queue pair begins with another packet sequence number than the queue pair expects.
 fn wrong_psn(number: u32, has: u32, wanted: u32) -> Finding {
     // Sequence numbers have 24 bits, and go round.
@@ -478,20 +508,7 @@ impl State {
     /// The oldest request of a queue pair is sent for the last time.
     fn last_retry(&self, number: u32, retries: u8, is_not_ready: bool) -> Option<Finding> {
         let (wr_id, _, site) = self.flight.oldest_send(number)?;
-        let (why, limit) = match is_not_ready {
-            true => ("the peer had no receive for it each time", "rnr_retry"),
-            false => ("the peer has not answered", "retry_cnt"),
-        };
-        let text = format!(
-            "request {wr_id:#x} of queue pair {number:#x} is sent for the last time after {retries} retries ({limit} {retries}): {why}"
-        );
-        let finding =
-            Finding::of_pair(Kind::RetriesRunOut, number, text).request(wr_id).at("posted at", site);
-        Some(if is_not_ready {
-            finding.remedy("post receives before the peer sends; rnr_retry 7 waits without end, and a longer min_rnr_timer at the receiver gives it time")
-        } else {
-            finding
-        })
+        Some(sent_last(number, wr_id, retries, is_not_ready).at("posted at", site))
     }
 
     /// Queues that hold completions which nobody takes: the descriptors of their channels.
