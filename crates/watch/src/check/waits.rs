@@ -61,6 +61,21 @@ fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
     None
 }
 
+/// [What the engine has told](all_told), for a thread of the engine, which holds locks of the engine and does not sleep here. The
+/// holder of the list may have been kept from its processor for a moment, and then gets the caller's.
+fn told_by_engine() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
+    /// The most attempts. In a child of fork, all of them are in vain.
+    const MOST: u32 = 1000;
+    for _ in 0..MOST {
+        match TOLD.try_lock() {
+            Ok(all) => return Some(all),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+    None
+}
+
 /// Takes the oldest of those that are meant.
 fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<EngineReport> {
     let mut all = all_told()?;
@@ -97,8 +112,7 @@ pub(super) fn hear(queue_pair: u32, heard: EngineFinding<'_>) {
             EngineReport::LastRetry { retries, is_not_ready }
         }
     };
-    // A child of fork may find it taken for ever.
-    let Ok(mut all) = TOLD.try_lock() else { return };
+    let Some(mut all) = told_by_engine() else { return };
     /// The most reports that are kept. A queue pair may be told again and again.
     const MOST: usize = 1024;
     let when = clock::device();
