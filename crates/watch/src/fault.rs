@@ -12,10 +12,13 @@ mod fork;
 mod grammar;
 mod network;
 mod restart;
+mod rule;
+mod run_devices;
 mod when;
 mod words;
 
-pub use grammar::{FORM, RunDevice, check, check_devices, check_rule};
+pub use grammar::{FORM, check, check_rule};
+pub use run_devices::{RunDevice, check_devices};
 pub use words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
 
 use crate::calls::{Call, Returns, Work};
@@ -25,7 +28,7 @@ use adverb_libibverbs::abi::{ibv_qp, ibv_qp_ex};
 use adverb_libibverbs::seam::{self, Answer, Arguments};
 use chosen::Pairs;
 use completions::FlushedPairs;
-use grammar::{OfCompletion, OfDevice, Rule, Subject};
+use rule::{OfCompletion, OfDevice, Rule, Subject};
 use network::Flows;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

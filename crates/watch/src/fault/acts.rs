@@ -1,7 +1,7 @@
 //! Faults at an instant: events, and what befalls the device or the process. After so much time a thread carries them out, after so many posts or
 //! completions the thread of the program that made the last one.
 
-use super::grammar::{OfDevice, OfPeer, Subject};
+use super::rule::{OfDevice, OfPeer, Subject};
 use super::when::{Point, Span};
 use super::{FAULTS, Faults, fork, restart};
 use adverb_core::{clock, engine, log};

@@ -1,7 +1,7 @@
 //! Faults of completions: those that get an error status as a call hands them out, and those that come late.
 
 use super::Faults;
-use super::grammar::{OfCompletion, Subject};
+use super::rule::{OfCompletion, Subject};
 use crate::calls::{Call, Work};
 use crate::names;
 use adverb_core::late::{Completions, Lateness};

@@ -1,7 +1,7 @@
 //! Faults of the device: what has become of its port, its addresses and itself.
 
 use super::chosen;
-use super::grammar::OfDevice;
+use super::rule::OfDevice;
 use crate::calls::Call;
 use adverb_core::attributes::TransportType;
 use adverb_core::event::AsyncEventKind;

@@ -2,147 +2,23 @@
 
 use super::chosen::{self, Pair, Scope};
 use super::network;
-use super::when::{self, Wants, When};
+use super::rule::{OfCompletion, OfDevice, OfPeer, OnWire, Packets, Rule, Subject};
+use super::when;
 use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
 use crate::names;
 use adverb_core::description::Rate;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Status;
-use adverb_core::wire::{Direction, Kind, Medium, Passing};
+use adverb_core::wire::{Direction, Kind};
 use std::net::IpAddr;
 use std::time::Duration;
 
 /// The form of a rule, in a line.
 pub const FORM: &str = "CALL:ERRNO, completion:STATUS, wire:KIND, event:EVENT, device:KIND or peer:KIND, then options as in :opcode=SEND, then when: @N, @N+, @2s..5s, %PERCENT";
 
-/// A fault that is wanted.
-#[derive(Clone, Debug)]
-pub(super) struct Rule {
-    /// The rule as the user has written it.
-    pub(super) text: String,
-    /// Behind how many letters of the list it stands.
-    at: usize,
-    pub(super) subject: Subject,
-    /// The queue pair and the device that it is about.
-    pub(super) of: Scope,
-    pub(super) when: When,
-}
 
-/// What fails.
-#[derive(Clone, Debug)]
-pub(super) enum Subject {
-    Calls { chosen: Vec<bool>, errno: i32 },
-    Completion { what: OfCompletion, opcode: Option<u32> },
-    Wire { what: OnWire, of: Packets },
-    Event(AsyncEventKind),
-    Device(OfDevice),
-    Peer(OfPeer),
-}
-
-/// What happens to a completion.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum OfCompletion {
-    Fails(Status),
-    Delay {
-        time: Duration,
-        jitter: Duration,
-    },
-    /// The completion waits for one of another queue pair, not longer than that.
-    Reorder(Duration),
-}
-
-/// What happens to a packet.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum OnWire {
-    Loss,
-    Partition,
-    Delay {
-        time: Duration,
-        jitter: Duration,
-    },
-    Reorder(Duration),
-    Duplicate(u32),
-    Corrupt,
-    /// Bits in a second.
-    Rate(f64),
-    Cut,
-}
-
-/// Which packets a rule is about.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Packets {
-    pub(super) direction: Option<Direction>,
-    /// An address, and how many of its bits count.
-    pub(super) peer: Option<(IpAddr, u8)>,
-    pub(super) kind: Option<Kind>,
-}
-
-impl Packets {
-    pub(super) fn has(&self, passing: &Passing) -> bool {
-        self.direction.is_none_or(|direction| direction == passing.direction)
-            && self.kind.is_none_or(|kind| kind == passing.kind)
-            && self.peer.is_none_or(|(address, bits)| is_within(passing.peer, address, bits))
-    }
-}
-
-fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
-    let keep = |length: u32| length.saturating_sub(bits.into());
-    match (address.to_canonical(), network) {
-        (IpAddr::V4(one), IpAddr::V4(other)) => {
-            (one.to_bits() ^ other.to_bits()).checked_shr(keep(32)).unwrap_or(0) == 0
-        }
-        (IpAddr::V6(one), IpAddr::V6(other)) => {
-            (one.to_bits() ^ other.to_bits()).checked_shr(keep(128)).unwrap_or(0) == 0
-        }
-        _ => false,
-    }
-}
-
-/// What happens to the device.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum OfDevice {
-    PortDown,
-    GidRemoved(IpAddr),
-    GidAdded(IpAddr),
-    GidChanged(IpAddr, IpAddr),
-    Speed(Rate),
-    Fatal,
-    Gone,
-}
-
-/// What happens to the process.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum OfPeer {
-    /// For so long, or for ever.
-    Stall(Option<Duration>),
-    Kill,
-    Restart,
-    Cut,
-}
-
-impl Subject {
-    /// What a rule counts, for a person.
-    pub(super) fn noun(&self) -> &'static str {
-        match self {
-            Self::Calls { .. } => "calls",
-            Self::Completion { .. } => "completions",
-            Self::Wire { .. } => "packets",
-            Self::Event(_) | Self::Device(_) | Self::Peer(_) => "times at which it was due",
-        }
-    }
-
-    fn wants(&self) -> Wants {
-        match self {
-            Self::Calls { .. } | Self::Completion { .. } | Self::Wire { .. } => Wants::Many,
-            Self::Event(_) | Self::Peer(_) => Wants::Point,
-            Self::Device(OfDevice::Fatal) => Wants::Point,
-            Self::Device(_) => Wants::State,
-        }
-    }
-}
-
-fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
@@ -162,47 +38,6 @@ pub fn check_rule(text: &str) -> Result<(), String> {
     rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
 
-/// A device that the program of a run sees.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunDevice {
-    /// The name of the device: `roce0`.
-    pub name: String,
-    /// What carries the packets of the device.
-    pub medium: Medium,
-}
-
-/// Whether each rule can do something with the devices of a run: those that it names are there, and have what it is about.
-///
-/// # Errors
-/// Which rule is wrong, is no rule, or can do nothing, and what is allowed.
-pub fn check_devices(text: &str, known: &[RunDevice]) -> Result<(), String> {
-    for (place, rule) in parse(text)?.iter().enumerate() {
-        let place = place + 1;
-        if let Some(name) = rule.of.device.as_ref().filter(|name| known.iter().all(|one| one.name != **name))
-        {
-            const OPTION: &str = ":device=";
-            let all = list(known.iter().map(|one| one.name.as_str()));
-            let inside = rule.text.find(OPTION).map_or(0, |inside| inside + OPTION.len());
-            return Err(format!(
-                "rule {place}, letter {}: the program sees no device {name}; it sees {all}",
-                rule.at + inside + 1
-            ));
-        }
-        let Subject::Wire { what, of } = &rule.subject else { continue };
-        let chosen = || known.iter().filter(|one| rule.of.has_device(&one.name));
-        let reasons: Vec<_> =
-            chosen().map(|one| network::idle(*what, of.kind, of.direction, one.medium)).collect();
-        if let (Some(why), true) = (reasons.iter().flatten().next(), reasons.iter().all(Option::is_some)) {
-            let all = list(chosen().map(|one| one.name.as_str()));
-            return Err(format!(
-                "rule {place}, letter {}: {} can do nothing on {all}: {why}",
-                rule.at + 1,
-                rule.text
-            ));
-        }
-    }
-    Ok(())
-}
 
 pub(super) fn parse(text: &str) -> Result<Vec<Rule>, String> {
     let mut rules = Vec::new();
@@ -863,44 +698,6 @@ mod tests {
         assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
     }
 
-    #[test]
-    fn rules_that_can_do_nothing_with_the_devices_of_a_run_are_said() {
-        let device = |name: &str, medium| RunDevice { name: name.to_owned(), medium };
-        let [one, other] = ["roce0", "roce1"].map(|name| device(name, Medium::Datagrams));
-        let tcp = device("iwarp0", Medium::Stream);
-        let known = [one.clone(), other];
-        assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
-        let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
-        assert!(why.starts_with("rule 2, letter 30: ") && why.contains("roce0, roce1"), "{why}");
-        let (alone, all) = ([tcp.clone()], [one, tcp]);
-        let (roce, iwarp, both) = (&known[..], &alone[..], &all[..]);
-        for (text, devices, says) in [
-            ("wire:loss,wire:cut@3", roce, "rule 2, letter 11: wire:cut@3 can do nothing on roce0, roce1: "),
-            (
-                "wire:cut:device=roce0",
-                both,
-                "rule 1, letter 1: wire:cut:device=roce0 can do nothing on roce0: ",
-            ),
-            ("wire:loss:opcode=IMMEDIATE", roce, "for devices of iWARP"),
-            ("wire:loss:opcode=TERMINATE", roce, "for devices of iWARP"),
-            ("wire:reorder", iwarp, "for devices of RoCE"),
-            ("wire:duplicate=2%5", iwarp, "for devices of RoCE"),
-            ("wire:loss:opcode=ACK", iwarp, "for devices of RoCE"),
-            ("wire:loss:opcode=FLUSH", iwarp, "for devices of RoCE"),
-            ("wire:corrupt:opcode=CM", iwarp, "wire:delay"),
-            ("wire:loss:opcode=CM:direction=in", iwarp, "direction=out"),
-        ] {
-            let why = check_devices(text, devices).expect_err(text);
-            assert!(why.contains(says), "{text}: {why}");
-        }
-        for (text, devices) in [
-            ("wire:cut,wire:reorder,wire:loss:opcode=ACK,wire:loss:opcode=TERMINATE", both),
-            ("wire:reorder,wire:duplicate,wire:corrupt:opcode=CM,wire:loss:opcode=CM:direction=in", roce),
-            ("wire:cut,wire:delay=1ms:opcode=CM,wire:loss:opcode=IMMEDIATE,wire:loss:opcode=SEND", iwarp),
-        ] {
-            assert_eq!(check_devices(text, devices), Ok(()), "{text}");
-        }
-    }
 
     #[test]
     fn the_examples_of_messages_work() {

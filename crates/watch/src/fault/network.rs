@@ -1,7 +1,7 @@
 //! Faults of the wire: what becomes of each packet of the process.
 
 use super::completions::part_of;
-use super::grammar::{OnWire, Subject};
+use super::rule::{OnWire, Subject};
 use super::when::{Point, Span};
 use super::{Faults, RuleCounter};
 use adverb_core::wire::{Direction, Fate, Kind, Medium, Passing, Wire};
