@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reports_nothing_leaves_with_the_next_one_that_reports() {
+    fn unsignalled_requests_leave_with_the_next_request_that_reports() {
         let mut flights = Flights::new(8);
         let enter = |flights: &mut Flights, id, previous| {
             flights.enter(Flight { previous, ..flight(id, 7) }).ok().unwrap()

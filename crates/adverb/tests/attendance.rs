@@ -65,7 +65,7 @@ fn sleeps_of_the_background_thread() -> u64 {
 }
 
 #[test]
-fn what_arrives_wakes_the_task_and_not_the_background_thread() {
+fn an_arriving_message_wakes_the_task_and_not_the_background_thread() {
     if let Some(peers) = peers() {
         return in_tokio(async {
             let context = Context::open_default().unwrap();
@@ -80,7 +80,7 @@ fn what_arrives_wakes_the_task_and_not_the_background_thread() {
         in_tokio(async {
             let context = device.open().unwrap();
             let mut listener = endpoint(&context).listen(ANYWHERE.into(), 1).unwrap();
-            let test = "what_arrives_wakes_the_task_and_not_the_background_thread";
+            let test = "an_arriving_message_wakes_the_task_and_not_the_background_thread";
             let child = other_process(test, &device, &[listener.local_address().port()]);
             let connection = listener.accept().await.unwrap().accept(&[]).await.unwrap();
             // Each message and each acknowledgement would wake it. On a busy machine some rounds are so long that it takes part.

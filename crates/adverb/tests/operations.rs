@@ -186,7 +186,7 @@ fn refused_access_touches_nothing_and_ends_the_connection() {
 }
 
 #[test]
-fn what_is_not_accepted_comes_back() {
+fn a_rejected_request_returns_its_buffer_and_the_reason() {
     each_device(|device| {
         let context = device.open().unwrap();
         let (queue, _, queue_pair) = End::parts(&context, Rights::all());
@@ -362,7 +362,7 @@ fn a_token_bounds_what_goes_through_it() {
 }
 
 #[test]
-fn who_connects_where_nobody_listens_is_told_so() {
+fn a_client_that_reaches_no_listener_is_told_so() {
     each_device(|device| {
         let context = device.open().unwrap();
         let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();

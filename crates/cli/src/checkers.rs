@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_user_has_set_stays_and_comes_last() {
+    fn options_of_the_user_stay_and_come_last() {
         let checker = Checker { variable: "X", option: "a=1".into(), separator: b':' };
         let value = |present: Option<&str>| checker.value(present.map(OsStr::new));
         assert_eq!(value(None).as_deref(), Some(OsStr::new("a=1")));

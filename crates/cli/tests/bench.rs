@@ -142,7 +142,7 @@ fn a_sweep_measures_every_operation_of_every_path_and_writes_all_formats() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_tried_again_and_said_first() {
+fn a_measurement_that_fails_is_tried_again_and_named_first() {
     let folder = Folder::new("missing");
     let html = folder.0.join("all.html");
     let mut command = adverb();

@@ -300,7 +300,7 @@ fn the_program_does_not_outlive_us() {
 }
 
 #[test]
-fn what_does_not_exist_or_is_no_program() {
+fn a_file_that_does_not_exist_or_is_no_program_is_refused() {
     let tree = Tree::new();
     refused(&mut tree.run("no-such-program"), 127, "there is no program 'no-such-program' in PATH");
     refused(&mut tree.run("/no/such/file"), 127, "there is no file /no/such/file");
@@ -825,7 +825,7 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
 
 /// A network namespace as it is made: its only interface is down.
 #[test]
-fn who_finds_the_loopback_down_is_told() {
+fn the_user_is_told_that_the_loopback_is_down() {
     let tree = Tree::new();
     let there = |arguments: &[&str]| {
         let mut command = Command::new("unshare");

@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn a_wrong_description_is_refused_with_its_place() {
         for (text, why) in [
             ("a@numa=x", "a: numa=x: wanted is the number of a NUMA node"),
             ("a@numa=1024", "0 to 1023"),

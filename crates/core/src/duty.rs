@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_kept_from_it_loses_the_duty_and_may_take_it_again() {
+    fn a_thread_that_is_kept_away_loses_the_duty_and_may_take_it_again() {
         let (world, duty) = World::new();
         let kept = duty.take(Waiter::Thread).unwrap();
         world.look();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_woken_again_and_again_keeps_it() {
+    fn a_thread_that_is_woken_again_and_again_keeps_the_duty() {
         let (world, duty) = World::new();
         let mut turn = duty.take(Waiter::Thread).unwrap();
         for _ in 0..10 {

@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_an_event_brought_needs_no_token_for_it() {
+    fn an_event_that_its_taker_brings_needs_no_token() {
         let queue = EventQueue::new().unwrap();
         let mut found = Vec::new();
         let bring = || {
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_withdrawn_while_it_is_brought_leaves_nothing_behind() {
+    fn events_withdrawn_while_they_are_brought_leave_no_token_behind() {
         for gone in 1..=3 {
             let queue = EventQueue::new().unwrap();
             let bring = || {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_beside_whom_no_event_is_lost() {
+    fn no_event_is_lost_when_several_threads_take_events() {
         const EVENTS: usize = 3000;
         let queue = EventQueue::new().unwrap();
         let taken = std::sync::atomic::AtomicUsize::new(0);

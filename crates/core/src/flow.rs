@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_has_no_more_headers() {
+    fn a_cut_frame_has_only_the_headers_before_the_cut() {
         for vlan in [false, true] {
             let (whole, ethernet) = (frame(vlan, 9), if vlan { 18 } else { 14 });
             for length in 0..whole.len() {

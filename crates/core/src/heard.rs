@@ -90,7 +90,7 @@ mod tests {
     const OWN: u32 = u32::MAX;
 
     #[test]
-    fn who_listens_hears() {
+    fn a_listener_hears_the_findings_of_the_engine() {
         tell(OWN, EngineFinding::NoReceiveHere);
         assert_eq!(HEARD.load(Ordering::Relaxed), 0);
         listen(|queue_pair, heard| {

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_left_to_polls_where_there_are_any() {
+    fn long_work_is_left_to_polls_where_there_are_polls() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
         let known: Arc<dyn WatchedLane> = lane.clone();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_is_left_alone_unless_something_waits_for_room() {
+    fn a_sleeping_thread_has_the_lane_alone_unless_posts_wait_for_room() {
         let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
         let lane = Arc::new(Lane::default());
         let known: Arc<dyn WatchedLane> = lane.clone();

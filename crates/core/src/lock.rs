@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_gets_it_in_the_end() {
+    fn a_sleeping_thread_gets_the_lock_in_the_end() {
         let lock = Lock::new(());
         let held = lock.lock();
         std::thread::scope(|scope| {

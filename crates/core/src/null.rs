@@ -370,7 +370,7 @@ pub(crate) mod tests {
     /// Causes that depend on the instant or on services that no transport has: the transport says how the request ended, and the memory is fine when it is
     /// looked at.
     #[test]
-    fn what_a_transport_says_is_a_cause() {
+    fn the_status_that_a_transport_gives_becomes_the_cause() {
         for (status, cause) in [
             (Status::LocalQpOperation, 0x107),
             (Status::LocalProtection, 0x108),

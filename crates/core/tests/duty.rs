@@ -160,7 +160,7 @@ impl Drop for Waiter {
 }
 
 #[test]
-fn who_sleeps_for_an_event_takes_in_what_arrives() {
+fn a_thread_that_sleeps_for_an_event_takes_in_arrivals() {
     let world = World::new();
     let end = Instant::now() + TEST_TIMEOUT;
     let mut by_waiter = 0;
@@ -368,8 +368,8 @@ fn a_handler_that_does_not_restart_calls_ends_the_wait() {
 
 // PRACTICE-EVENT-1
 #[test]
-fn where_handlers_differ_each_does_what_it_is_to_do() {
-    if in_a_process("where_handlers_differ_each_does_what_it_is_to_do") {
+fn each_handler_has_its_own_effect_on_the_wait() {
+    if in_a_process("each_handler_has_its_own_effect_on_the_wait") {
         handle(libc::SIGUSR1, 0, nothing);
         handle(libc::SIGUSR2, libc::SA_RESTART, nothing);
         handle(libc::SIGWINCH, libc::SA_RESETHAND, nothing);
@@ -466,14 +466,14 @@ fn one_wait_at_most_ends_by_mistake_when_a_handler_of_the_other_kind_comes() {
 }
 
 #[test]
-fn what_arrives_while_a_handler_keeps_the_thread_is_taken_in() {
+fn arrivals_are_taken_in_while_a_handler_keeps_the_thread() {
     static MAY_GO: AtomicBool = AtomicBool::new(false);
     extern "C" fn keep(_: libc::c_int) {
         while !MAY_GO.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
     }
-    if in_a_process("what_arrives_while_a_handler_keeps_the_thread_is_taken_in") {
+    if in_a_process("arrivals_are_taken_in_while_a_handler_keeps_the_thread") {
         handle(libc::SIGUSR1, libc::SA_RESTART, keep);
         let world = World::new();
         for _ in 0..3 {

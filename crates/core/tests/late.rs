@@ -111,7 +111,7 @@ fn a_queue_pair_that_is_reset_takes_along_what_is_late() {
 }
 
 #[test]
-fn what_is_flushed_comes_behind_what_is_late() {
+fn a_flushed_request_completes_behind_one_that_is_late() {
     let (site, home) = home();
     let (pair, memory) = pair(&site, &home);
     write(&pair, &memory, AFTER + 50);

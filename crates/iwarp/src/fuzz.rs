@@ -818,7 +818,7 @@ mod tests {
 
     /// All that can be said, and a few answers more.
     #[test]
-    fn what_a_peer_says_changes_nothing_else() {
+    fn frames_of_a_peer_make_only_the_changes_that_the_model_allows() {
         let mut posted = vec![0];
         for choice in [0, 0, 2, 3, 2, 4, 6, 9, 11, 12, 12, 12, 8] {
             posted.extend_from_slice(&[choice, 0, 8, 40, 0, 0, 0, 0]);

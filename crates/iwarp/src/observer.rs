@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_no_segment() {
+    fn bytes_that_are_no_header_are_no_segment() {
         for bytes in [&[][..], &[0; 3], &[0, 20, 0x41, 0x4f], &[0xff; 20], &[0, 20, 0x41, 0x43, 0, 0]] {
             assert_eq!(Head::parse(bytes, 0, false), None, "{bytes:x?}");
         }

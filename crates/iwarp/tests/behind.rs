@@ -35,7 +35,7 @@ fn messages_wait_for_receives_that_are_posted_late() {
 
 // PRACTICE-RECEIVE-1
 #[test]
-fn what_comes_behind_such_a_message_waits_too() {
+fn messages_behind_one_without_a_receive_wait_too() {
     const MESSAGES: u64 = 20;
     let pair = Pair::connect(&site());
     let (from, to) = (Memory::open(&pair.client.domain, 4096), Memory::open(&pair.server.domain, 4096));

@@ -68,9 +68,9 @@ fn sides() -> (Side, Side, Memory, Memory) {
 }
 
 #[test]
-fn what_is_posted_between_two_polls_leaves_in_few_writes() {
+fn posts_between_two_polls_leave_in_few_writes() {
     if rounds().is_none() {
-        return each_way("what_is_posted_between_two_polls_leaves_in_few_writes", &["off"]);
+        return each_way("posts_between_two_polls_leave_in_few_writes", &["off"]);
     }
     // Four posts before it is worth while, four gathered writes, and here and there one that a full socket cuts in two.
     const MOST: u64 = 16;
@@ -95,9 +95,9 @@ fn what_is_posted_between_two_polls_leaves_in_few_writes() {
 
 /// A program that keeps so many requests under way, and posts another one for each completion that it finds.
 #[test]
-fn what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait() {
+fn posts_after_each_completion_leave_in_few_writes_in_a_deep_queue() {
     if rounds().is_none() {
-        return each_way("what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait", &["off"]);
+        return each_way("posts_after_each_completion_leave_in_few_writes_in_a_deep_queue", &["off"]);
     }
     const DEEP: u8 = 20;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,9 +128,9 @@ fn what_is_posted_for_each_completion_leaves_in_few_writes_while_more_wait() {
 }
 
 #[test]
-fn what_is_posted_one_by_one_with_polls_between_leaves_at_once() {
+fn posts_with_polls_between_them_leave_at_once() {
     if rounds().is_none() {
-        return each_way("what_is_posted_one_by_one_with_polls_between_leaves_at_once", &["off"]);
+        return each_way("posts_with_polls_between_them_leave_at_once", &["off"]);
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (client, server, source, target) = sides();
@@ -188,17 +188,17 @@ fn all_leave_before(end: impl Fn(&Side)) {
 }
 
 #[test]
-fn what_was_posted_leaves_before_the_queue_pair_is_destroyed() {
+fn posts_leave_before_the_queue_pair_is_destroyed() {
     if rounds().is_none() {
-        return each_way("what_was_posted_leaves_before_the_queue_pair_is_destroyed", &["off", "auto"]);
+        return each_way("posts_leave_before_the_queue_pair_is_destroyed", &["off", "auto"]);
     }
     all_leave_before(|client| client.queue_pair.destroy());
 }
 
 #[test]
-fn what_was_posted_leaves_before_the_queue_pair_goes_to_error() {
+fn posts_leave_before_the_queue_pair_goes_to_error() {
     if rounds().is_none() {
-        return each_way("what_was_posted_leaves_before_the_queue_pair_goes_to_error", &["off", "auto"]);
+        return each_way("posts_leave_before_the_queue_pair_goes_to_error", &["off", "auto"]);
     }
     all_leave_before(|client| {
         let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
@@ -212,9 +212,9 @@ fn what_was_posted_leaves_before_the_queue_pair_goes_to_error() {
 }
 
 #[test]
-fn what_was_posted_leaves_before_a_program_sleeps() {
+fn posts_leave_before_a_program_sleeps() {
     if rounds().is_none() {
-        return each_way("what_was_posted_leaves_before_a_program_sleeps", &["off", "auto"]);
+        return each_way("posts_leave_before_a_program_sleeps", &["off", "auto"]);
     }
     all_leave_before(|client| {
         client.cq.arm(false).unwrap();

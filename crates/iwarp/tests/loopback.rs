@@ -66,7 +66,7 @@ fn a_wrong_key_is_refused_and_nothing_is_touched() {
 
 /// A thread that sleeps on the connection's descriptors has asked for what arrives alone: nobody but the background thread waits for room.
 #[test]
-fn what_another_thread_sends_leaves_while_one_sleeps() {
+fn a_post_of_another_thread_leaves_while_one_thread_sleeps() {
     const LENGTH: usize = 1 << 20;
     let (client, server) = connect("127.0.0.1:0".parse().unwrap());
     let mut source = memory(&client, LENGTH, Access::LOCAL_WRITE);

@@ -229,7 +229,7 @@ mod tests {
     type ThreadDomain = Object<ibv_td, Arc<()>>;
 
     #[test]
-    fn what_is_retired_is_found_no_more_and_its_memory_stays() {
+    fn a_retired_object_is_found_no_more_and_its_memory_stays() {
         let inner = Arc::new(());
         let object = ThreadDomain::allocate(ibv_td::zeroed(), inner.clone());
         // SAFETY: the memory is there until the end. No reference is used after the object is retired.

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_side_does_with_the_count_a_ring_wakes() {
+    fn a_ring_wakes_the_sleeper_though_a_side_changes_the_count() {
         let bell = Doorbell::new().unwrap();
         let (other, sleeper) = (other_end(&bell), Sleeper::at(&bell));
         for _ in 0..3 {
@@ -135,7 +135,7 @@ mod tests {
 
     /// The other side shares the descriptor's flags, and changes them and the count while it is rung.
     #[test]
-    fn whoever_has_it_wait_and_fills_it_makes_nobody_wait() {
+    fn a_ringer_never_waits_though_the_other_side_fills_the_bell() {
         use std::sync::Arc;
         use std::sync::atomic::{AtomicBool, Ordering};
         let bell = Doorbell::new().unwrap();

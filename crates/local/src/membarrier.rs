@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_registered_works() {
+    fn a_barrier_works_after_a_registration() {
         assert!(!Registration::none().is_taken());
         let registration = Registration::take();
         assert_eq!(registration, Registration::take());

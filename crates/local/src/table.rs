@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_found_by_index_and_name() {
+    fn a_published_entry_is_found_by_its_index_and_name() {
         let (table, foreign) = pair();
         assert_eq!(foreign.secrets(), [1, 2, 3, u64::MAX]);
         let words = [9, 8, 7, 6, 5, 4, u64::MAX];
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_queue_pair_has_taken_in_is_told() {
+    fn the_progress_of_a_queue_pair_is_read_from_the_table() {
         let (table, foreign) = pair();
         for index in [0, 1, PAIRS - 1] {
             assert_eq!(foreign.taken(index), 0);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_have_counted_is_added_up() {
+    fn counts_of_living_and_ended_processes_are_added_up() {
         let layout = Layout::of(lines(KNOWN).next().expect("a line").1).expect("seven numbers");
         // Sets at 32 and 96; in each, `before` begins at 32 of it.
         let of = |device: &[u8], name: &[u8]| layout.steady_sum(device, &counters(name), &mut read(0));

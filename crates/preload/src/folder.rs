@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_the_path_in_sysfs() {
+    fn a_path_in_the_folder_is_shown_as_its_path_in_the_system() {
         let folder = folder();
         for (path, shown) in [
             ("/f/sys/class/infiniband", Some("/sys/class/infiniband")),

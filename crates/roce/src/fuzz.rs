@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_may_be_longer_than_a_packet() {
+    fn a_handed_over_message_may_be_longer_than_a_packet() {
         let mut bytes = vec![0; crate::handover::LONGEST];
         bytes[0] = 1;
         handover(&bytes);

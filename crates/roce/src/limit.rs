@@ -50,7 +50,7 @@ mod tests {
     use std::net::IpAddr;
 
     #[test]
-    fn who_asks_too_often_hears_nothing_for_a_while() {
+    fn an_address_that_asks_too_often_is_refused_for_a_while() {
         let limit = Limit::new(1000, 10);
         let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let now = Duration::from_secs(1);

@@ -122,7 +122,7 @@ mod tests {
 
     // IB-RC-REQ-24
     #[test]
-    fn what_else_is_answered_stays_in_order() {
+    fn answers_other_than_acknowledgements_stay_in_order() {
         let send = || packet(Operation::SendOnly, None, 1);
         let ack = |number| packet(Operation::Acknowledge, Some(ACK), number);
         let not_ready = packet(Operation::Acknowledge, Some(Syndrome::ReceiverNotReady { timer: 1 }), 1);

@@ -37,7 +37,7 @@ mod tests {
 
     // PRACTICE-ORDER-1
     #[test]
-    fn what_waits_elsewhere_is_told_once() {
+    fn lanes_with_waiting_acknowledgements_are_named_once() {
         for place in [3, 0, 31] {
             note(place);
         }

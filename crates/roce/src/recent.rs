@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_use_stays_however_many_others_come() {
+    fn an_entry_in_use_stays_though_many_others_come() {
         let mut recent = Recent::new(100);
         recent.insert(0, 7);
         for other in 1..10_000 {

@@ -55,14 +55,14 @@ fn program(wrong: &str) {
 }
 
 #[test]
-fn what_was_never_acknowledged_is_said_not_to_fit() {
+fn the_log_warns_of_queue_pairs_that_do_not_fit() {
     if let Ok(wrong) = std::env::var(ROLE) {
         return program(&wrong);
     }
     for local in ["off", "auto"] {
         for wrong in ["ahead", "behind", "number"] {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "what_was_never_acknowledged_is_said_not_to_fit", "--nocapture"]);
+            command.args(["--exact", "the_log_warns_of_queue_pairs_that_do_not_fit", "--nocapture"]);
             command.env(ROLE, wrong).env("ADVERB_LOCAL", local).env("ADVERB_LOG", "warn");
             let output = command.output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);

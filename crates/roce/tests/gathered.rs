@@ -80,7 +80,7 @@ fn a_stream_of_single_posts_leaves_in_trains() {
 
 /// A program that posts, and waits for something else than a completion: the peer has all of it, and none of the polls is this end's.
 #[test]
-fn what_waits_for_company_leaves_though_nobody_polls() {
+fn posts_that_wait_to_be_gathered_leave_without_a_poll() {
     let (_guard, site) = alone();
     let Pair { client, server } = pair(&site);
     for round in 0..100 {
@@ -102,7 +102,7 @@ fn what_waits_for_company_leaves_though_nobody_polls() {
 
 /// The program goes to sleep until a completion event comes.
 #[test]
-fn what_waits_for_company_leaves_before_the_program_sleeps() {
+fn posts_that_wait_to_be_gathered_leave_before_the_program_sleeps() {
     let (_guard, site) = alone();
     let Pair { client, server } = pair(&site);
     for _ in 0..100 {
@@ -148,7 +148,7 @@ fn child(ending: &str) -> ! {
 
 fn ending_child(side: &Side, site: &Site, ending: &str) -> Child {
     let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "what_was_posted_leaves_before_its_sender_ends", "--nocapture"])
+        .args(["--exact", "posts_leave_before_their_sender_ends", "--nocapture"])
         .env(ENDING, ending)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -161,7 +161,7 @@ fn ending_child(side: &Side, site: &Site, ending: &str) -> Child {
 }
 
 #[test]
-fn what_was_posted_leaves_before_its_sender_ends() {
+fn posts_leave_before_their_sender_ends() {
     if let Ok(ending) = std::env::var(ENDING) {
         child(&ending);
     }

@@ -54,14 +54,15 @@ fn child(ending: &str) {
 /// However the receiver of a message ends once it has it, the sender's request succeeds.
 // IB-RC-RSP-49
 #[test]
-fn whoever_ends_acknowledges_first() {
+fn a_receiver_that_ends_acknowledges_first() {
     if let Ok(ending) = std::env::var(ENDING) {
         return child(&ending);
     }
     let site = site();
     for ending in ["exit", "destroy", "error", "exit", "destroy", "error"] {
         let side = side(&site);
-        let (mut other, _lines) = peer("whoever_ends_acknowledges_first", &side, &site, &[(ENDING, ending)]);
+        let (mut other, _lines) =
+            peer("a_receiver_that_ends_acknowledges_first", &side, &site, &[(ENDING, ending)]);
         side.post(1, Opcode::Send, &[], (0, 0));
         assert_eq!(side.sent().status, Status::Success, "{ending}");
         assert!(other.wait().unwrap().success(), "{ending}");
@@ -140,11 +141,11 @@ fn without_reading_each_others_memory() {
 }
 
 #[test]
-fn who_does_not_share_memory_is_reached_by_the_network() {
+fn a_process_without_shared_memory_is_reached_by_the_network() {
     if std::env::var(ENDING).is_ok() {
         return echo();
     }
-    let test = "who_does_not_share_memory_is_reached_by_the_network";
+    let test = "a_process_without_shared_memory_is_reached_by_the_network";
     assert_eq!(there_and_back(test, &[("ADVERB_LOCAL", "off")]), 0);
     assert_eq!(there_and_back(test, &[("ADVERB_WITHOUT", "memfd")]), 0);
 }
@@ -446,11 +447,11 @@ fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory
 }
 
 #[test]
-fn what_is_flushed_is_not_read_any_more() {
+fn a_flushed_message_is_not_read_any_more() {
     if std::env::var(ENDING).is_ok() {
         return receiver();
     }
-    let ended = while_it_is_stopped("what_is_flushed_is_not_read_any_more", |side, memory| {
+    let ended = while_it_is_stopped("a_flushed_message_is_not_read_any_more", |side, memory| {
         side.to(State::Error, M::empty(), &Attributes::default());
         memory.as_ref().unwrap().set(&[2; LONG]);
     });
@@ -458,11 +459,11 @@ fn what_is_flushed_is_not_read_any_more() {
 }
 
 #[test]
-fn what_is_deregistered_is_not_read_any_more() {
+fn a_deregistered_region_is_not_read_any_more() {
     if std::env::var(ENDING).is_ok() {
         return receiver();
     }
-    let ended = while_it_is_stopped("what_is_deregistered_is_not_read_any_more", |_, memory| {
+    let ended = while_it_is_stopped("a_deregistered_region_is_not_read_any_more", |_, memory| {
         let memory = memory.take().unwrap();
         memory.region.deregister();
         memory.set(&[2; LONG]);
@@ -472,11 +473,11 @@ fn what_is_deregistered_is_not_read_any_more() {
 
 /// Memory that its program has unmapped is that program's fault, and not that of who was to read it.
 #[test]
-fn what_is_unmapped_fails_its_sender() {
+fn a_send_of_unmapped_memory_fails_at_its_sender() {
     if std::env::var(ENDING).is_ok() {
         return receiver();
     }
-    let ended = while_it_is_stopped("what_is_unmapped_fails_its_sender", |_, memory| {
+    let ended = while_it_is_stopped("a_send_of_unmapped_memory_fails_at_its_sender", |_, memory| {
         protect(memory.as_ref().unwrap(), libc::PROT_NONE);
     });
     assert_eq!(ended, (Status::LocalProtection, 3));

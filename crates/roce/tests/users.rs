@@ -488,8 +488,8 @@ fn pass(by: &OwnedFd, descriptor: &impl AsRawFd) -> bool {
 
 /// A process that gives up its rights gives up what other processes of its former user believe of it.
 #[test]
-fn who_drops_privileges_is_not_trusted_any_more() {
-    const TEST: &str = "who_drops_privileges_is_not_trusted_any_more";
+fn a_process_that_drops_privileges_is_not_trusted_any_more() {
+    const TEST: &str = "a_process_that_drops_privileges_is_not_trusted_any_more";
     match role().as_deref() {
         None => return in_a_namespace(TEST),
         Some(MAIN) => {}

@@ -256,7 +256,7 @@ fn ready_to_send(side: &Side, timeout: u8, retry_count: u8) {
 
 /// Queue pairs that share a congestion window, on lanes of their own: when one of them fails, or goes, those that wait for room go on.
 #[test]
-fn whoever_waits_for_room_goes_on_when_others_fail() {
+fn a_queue_pair_that_waits_for_room_goes_on_when_others_fail() {
     const LONG: usize = 1 << 20;
     let (_guard, site) = alone();
     // Nobody is there, so nothing is acknowledged.
@@ -432,7 +432,7 @@ fn the_sequence_number_is_looked_at_first() {
 /// Kernels and adapters ask for all of a long read at once, and send what is behind it without waiting. It is taken in once, in its place, and not asked for again.
 // PRACTICE-ORDER-2
 #[test]
-fn what_comes_behind_a_long_read_is_asked_for_once() {
+fn packets_behind_a_long_read_are_taken_in_and_not_asked_for_again() {
     const LONG: usize = 8 << 20;
     let (_guard, site) = alone();
     let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);

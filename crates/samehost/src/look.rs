@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_goes_on_in_the_background_thread() {
+    fn the_result_of_a_look_is_handled_in_the_background_thread() {
         let (tell, told) = channel();
         look_for(
             process(1),

@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_time_and_again_gives_each_user_the_same_time() {
+    fn a_wait_in_steps_lasts_until_the_time_of_each_user_has_passed() {
         let [none, one, both] = [&[][..], &[1], &[1, 0]];
         let have_time = |waited, delays: &[u32]| have_time(waited, delays.iter().copied());
         for (waited, expected) in [

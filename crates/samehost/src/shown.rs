@@ -71,7 +71,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn published_bytes_are_read_back_from_their_words() {
         for mapped in [None, OPENED.mapped] {
             for by_file in [false, true] {
                 let opened = PublishedBytes { mapped, by_file, ..OPENED };
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_says_nothing() {
+    fn words_that_do_not_fit_together_are_no_published_bytes() {
         let words = to_words(&OPENED);
         let says = |index: usize, value| {
             let mut words = words;

@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_users_are_shown_works() {
+    fn examples_that_users_are_shown_work() {
         let rules = "ibv_reg_mr:ENOMEM@3,wire:loss:opcode=SEND%5";
         assert_eq!(parse(EXAMPLE), Ok(FaultPlan { rules: rules.to_owned(), seed: Some(7) }));
         for (name, example) in OF_FAULT.iter().filter(|(name, _)| *name != "rule") {
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_line_and_what_is_allowed() {
+    fn a_wrong_file_is_refused_with_its_line_and_the_allowed_words() {
         for (text, line, why) in [
             ("seed = 1", 1, "[[fault]]"),
             ("", 1, "no fault is there; a file of faults is as this one:"),

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_refused() {
+    fn traces_that_do_not_go_together_are_refused() {
         let one = source(Format::Json, 1, 1, "a", Vec::new());
         let other = source(Format::Chrome, 1, 1, "a", Vec::new());
         assert!(merge(vec![one, other]).err().is_some_and(|why| why.contains("several formats")));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_refused_with_its_line() {
+    fn a_file_that_is_no_trace_is_refused_with_its_line() {
         for (text, why) in [
             ("", "no trace"),
             ("hello", "no trace"),

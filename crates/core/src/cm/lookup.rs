@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_found() {
+    fn a_name_that_cannot_be_found_is_an_error() {
         assert!(
             matches!(lookup(None, None, None), Err(LookupError::Other(error)) if error.errno() == libc::EINVAL)
         );

@@ -118,7 +118,7 @@ pub fn the_end_waits_for_polls(site: &Site) {
 }
 
 /// A message that was posted before the disconnect still arrives.
-pub fn what_was_posted_before_a_disconnect_arrives(site: &Site) {
+pub fn a_message_posted_before_a_disconnect_arrives(site: &Site) {
     let pair = Pair::connect(site);
     let (from, to) = (Memory::open(&pair.client.domain, 5000), Memory::open(&pair.server.domain, 5000));
     let sent = from.fill(1);

@@ -66,7 +66,7 @@ pub fn states_and_limits(site: &Site) {
 
 /// A queue pair in error takes requests and flushes them in order.
 // IB-QP-9, IB-QP-27, IB-QP-31, IB-RC-REQ-51
-pub fn what_is_posted_in_error_is_flushed_in_order(site: &Site) {
+pub fn requests_posted_in_error_are_flushed_in_order(site: &Site) {
     let pair = Pair::connect(site);
     for wr_id in 0..5 {
         pair.client.post_receive(wr_id, &[]);

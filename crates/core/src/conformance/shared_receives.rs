@@ -134,7 +134,7 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
 
 /// A peer that takes more than its share is noticed: an event tells that receives run low, and each completion whose message took one.
 // RFC5042-6.4.3.1-1
-pub fn who_takes_more_than_a_share_is_known(site: &Site) {
+pub fn a_peer_that_takes_more_than_its_share_of_receives_is_noticed(site: &Site) {
     let home = Home::sharing(site, 8);
     let srq = home.srq.clone().unwrap();
     srq.set_cookie(5);

@@ -59,7 +59,7 @@ pub fn unreliable_messages(site: &Site) {
 
 /// A message without a receive, or to memory that is not granted, is lost without a word; the next one arrives.
 // IB-UC-2, IB-UC-10, IB-UC-12
-pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
+pub fn messages_that_an_unreliable_peer_refuses_are_lost(site: &Site) {
     let Some(pair) = connected(site) else { return };
     let (client, server) = (&pair.client, &pair.server);
     let from = Memory::open(&client.domain, 64);

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood_and_nothing_else() {
+    fn a_question_and_an_answer_are_read_back_and_other_bytes_are_refused() {
         let question = Question { subject: Subject::Region, secret: 7 << 40, domain: 8, key: 9 };
         assert_eq!(Question::parse(&question.bytes()), Some(question));
         let answer = Answer {

@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_shared_memory_is_refused() {
+    fn memory_that_is_not_shared_is_refused() {
         if !is_asked() {
             return;
         }
@@ -566,7 +566,7 @@ mod tests {
 
     /// A peer never uses pages of the file as the bytes of the region when the program has something else there.
     #[test]
-    fn what_the_program_puts_in_their_place_is_not_the_same() {
+    fn memory_that_replaces_shared_pages_is_not_taken_for_them() {
         if !is_asked() {
             return;
         }
@@ -614,7 +614,7 @@ mod tests {
 
     /// Both see the program's changes to the file.
     #[test]
-    fn what_the_program_does_to_the_file_holds_for_the_peer() {
+    fn changes_of_the_program_to_the_file_hold_for_the_peer() {
         if !is_asked() {
             return;
         }

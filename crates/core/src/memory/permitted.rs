@@ -137,7 +137,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_pages_permit_is_told() {
+    fn mappings_tell_whether_pages_permit_the_rights() {
         let area = area(0);
         let mappings = Mappings::open();
         if mappings.0.is_none() {

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn copies_of_memory_that_is_not_there_are_refused() {
         let hole = pages(2, BOTH);
         // SAFETY: the second page is ours and unused.
         unsafe { libc::munmap((hole + 4096) as *mut _, 4096) };

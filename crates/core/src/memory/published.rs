@@ -332,7 +332,7 @@ mod tests {
 
     /// A process that is in the middle of an operation, and stopped.
     #[test]
-    fn what_somebody_uses_still_is_shown_again_and_waited_for_in_the_end() {
+    fn a_key_in_use_is_shown_again_and_waited_for_in_the_end() {
         let keys = Keys::new();
         let book = Arc::new(Book::default());
         keys.set_publisher(book.clone());
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_is_taken_back_with_its_key() {
+    fn published_bytes_are_taken_back_with_their_key() {
         let keys = Keys::new();
         let book = Arc::new(Book::default());
         keys.set_publisher(book.clone());

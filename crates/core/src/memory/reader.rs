@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_checked_as_ever() {
+    fn a_remembered_key_is_checked_as_at_its_first_use() {
         let keys = keys();
         let memory = [0u8; 64];
         let key = keys.insert(entry(&memory, 7)).unwrap();

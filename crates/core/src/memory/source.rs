@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_a_fault() {
+    fn memory_that_is_not_there_is_a_fault() {
         let pieces = [Piece { address: 16, length: 8 }];
         assert_eq!(
             copied(&Source::Process { process: own(), pieces: &pieces, claim: &NoClaim }, 0, 8),
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_needs_no_kernel_and_what_is_not_comes_by_it() {
+    fn mapped_bytes_are_read_by_the_map_and_all_others_by_the_kernel() {
         copy::install_handler();
         // SAFETY: a fresh descriptor.
         let file = unsafe {

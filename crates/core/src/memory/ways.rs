@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_table_of_peers_has_is_closed() {
+    fn a_way_is_closed_to_memory_that_does_not_meet_its_conditions() {
         assert!(may_be_shown(Kind::Program, false));
         assert!(!may_be_shown(Kind::Program, true));
         assert!(!may_be_shown(Kind::Null, false) && !may_be_shown(Kind::Immutable, false));

@@ -108,7 +108,7 @@ fn no_completion_is_slept_through() {
 /// A completion that is not urgent raises no event in a queue that is armed for urgent ones. The next arming
 /// for all finds it.
 #[test]
-fn what_raised_no_event_is_told_of_when_it_is_asked_for() {
+fn a_completion_without_an_event_is_found_by_the_next_arming() {
     loom::model(|| {
         let queue = Arc::new(Queue::default());
         let other = queue.clone();

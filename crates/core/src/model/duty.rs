@@ -111,7 +111,7 @@ fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&Sta
 
 /// Another event wakes the thread on duty, or it is cancelled, and never comes again: the background thread takes in packets.
 #[test]
-fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
+fn packets_are_taken_in_though_the_thread_on_duty_never_comes_again() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
         if let Some(turn) = duty.take(Waiter::Thread) {
             duty.end(turn);
@@ -123,7 +123,7 @@ fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
 
 /// The thread on duty is woken, and is kept for ever from its work.
 #[test]
-fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
+fn packets_are_taken_in_though_the_thread_on_duty_is_kept_away() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
         duty.take(Waiter::Thread);
     }
@@ -133,7 +133,7 @@ fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
 
 /// The thread on duty sleeps until it, or another thread, has taken in packets. It sleeps again if there was nothing: no thread sleeps for ever.
 #[test]
-fn who_sleeps_on_duty_takes_in_what_arrives() {
+fn a_thread_that_sleeps_on_duty_takes_in_packets() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {
         let Some(turn) = duty.take(Waiter::Thread) else { return };
         kernel.program.wait();

@@ -131,14 +131,14 @@ fn post_twice(world: &World) {
 }
 
 #[test]
-fn what_is_put_off_leaves_though_nobody_comes_by() {
+fn posts_that_are_put_off_leave_though_no_thread_comes_by() {
     run(post, post, 2);
     run(post, poll, 1);
     run(post, rest, 1);
 }
 
 #[test]
-fn what_is_put_off_after_that_leaves_too() {
+fn later_posts_that_are_put_off_leave_too() {
     run(post_again, post, 3);
     run(post_twice, poll, 2);
 }

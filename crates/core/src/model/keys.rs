@@ -43,7 +43,7 @@ fn insert(keys: &Keys) -> u32 {
 }
 
 #[test]
-fn who_uses_a_key_is_waited_for() {
+fn a_thread_that_uses_a_key_is_waited_for() {
     loom::model(|| {
         let world = World::new();
         let (keys, memory, key) = (world.keys, world.memory.clone(), world.key);
@@ -59,7 +59,7 @@ fn who_uses_a_key_is_waited_for() {
 }
 
 #[test]
-fn who_remembers_a_key_is_waited_for() {
+fn a_reader_that_remembers_a_key_is_waited_for() {
     loom::model(|| {
         let world = World::new();
         let (keys, memory, key) = (world.keys, world.memory.clone(), world.key);
@@ -78,7 +78,7 @@ fn who_remembers_a_key_is_waited_for() {
 
 /// A reader that announces another key has done with the one before.
 #[test]
-fn who_goes_on_to_another_key_has_done_with_the_one_before() {
+fn a_reader_that_opens_another_key_has_done_with_the_one_before() {
     loom::model(|| {
         let world = World::new();
         let (keys, memory, key) = (world.keys, world.memory.clone(), world.key);
@@ -181,7 +181,7 @@ fn published(take_away: fn(&World)) {
 }
 
 #[test]
-fn who_uses_what_is_published_is_waited_for() {
+fn a_process_that_uses_a_published_key_is_waited_for() {
     published(|world| world.keys.remove(world.key));
     published(|world| {
         world.keys.invalidate_locally(world.key, DOMAIN, 1).unwrap();
@@ -192,7 +192,7 @@ fn who_uses_what_is_published_is_waited_for() {
 }
 
 #[test]
-fn what_is_withdrawn_is_used_by_nobody_else() {
+fn a_withdrawn_key_is_used_by_no_other_process() {
     loom::model(|| {
         let world = World::new();
         let book = Arc::new(Book::default());

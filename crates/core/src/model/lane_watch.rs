@@ -162,7 +162,7 @@ fn a_lane_at_which_nobody_sleeps_any_more_is_watched() {
 }
 
 #[test]
-fn who_arms_and_who_disarms_end_as_the_watch_says() {
+fn threads_that_arm_and_disarm_leave_the_lane_as_the_watch_says() {
     run(polls, Some(arms));
     run(sleeps, Some(arms));
 }

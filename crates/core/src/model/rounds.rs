@@ -70,7 +70,7 @@ impl Connection {
 /// A program sends, and goes on with packets that were put off. Meanwhile the background thread receives the
 /// answer, which wakes it.
 #[test]
-fn what_is_put_off_is_taken_in() {
+fn packets_that_are_put_off_are_taken_in() {
     loom::model(|| {
         let connection = Arc::new(Connection::default());
         let other = connection.clone();

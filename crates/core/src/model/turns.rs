@@ -89,13 +89,13 @@ fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, LockGuard<'_, SharedWor
 }
 
 #[test]
-fn who_takes_the_last_turn_finds_what_was_left() {
+fn a_thread_that_takes_the_last_turn_finds_the_remaining_posts() {
     run(Desk::post_beside, Desk::last_turn, 1);
     run(Desk::post_beside, Desk::last_turn, 2);
 }
 
 #[test]
-fn whose_long_work_is_over_finds_what_was_left() {
+fn a_thread_that_ends_long_work_finds_the_remaining_posts() {
     run(Desk::post_unless_busy, Desk::long_work, 1);
     run(Desk::post_unless_busy, Desk::long_work, 2);
 }

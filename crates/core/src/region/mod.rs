@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_descriptor_maps_to_be_read_may_have_windows_for_reads() {
+    fn a_read_only_region_of_a_descriptor_may_have_windows_for_reads() {
         crate::null::tests::install();
         let domain = ProtectionDomain::new(&Device::all().unwrap()[0].open().unwrap()).unwrap();
         // SAFETY: a C string; the descriptor is this test's.

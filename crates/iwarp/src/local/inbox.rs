@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_more_than_it_may_finds_no_place() {
+    fn a_sender_that_exceeds_its_window_finds_no_place_in_the_inbox() {
         let inbox = Inbox::new(1);
         let fits = WINDOW / weight(4096);
         assert!((0..fits).all(|_| inbox.put(message(0, 4096))));

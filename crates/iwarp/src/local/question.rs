@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_understood() {
+    fn a_question_is_read_back_and_other_bytes_are_no_question() {
         for (local, peer) in [("127.0.0.1:7", "192.0.2.1:65535"), ("[::1]:7", "[2001:db8::1]:8")] {
             let ends = Ends { local: local.parse().unwrap(), peer: peer.parse().unwrap() };
             let asked = QuestionMessage { ends, end: EndName { number: 0xabcdef, serial: u32::MAX - 1 } };
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_is_understood() {
+    fn an_answer_is_read_back_and_other_bytes_are_no_answer() {
         let end = EndName { number: 0xabcdef, serial: 7 };
         assert_eq!(answered(&answer(Some(end))), Some(end));
         assert_eq!(answered(&answer(None)), None);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn a_record_head_is_read_back_and_a_wrong_one_is_refused() {
         for said in all() {
             assert_eq!(RecordHead::parse(&said.words(), said.length as usize), Some(said));
             assert_eq!(RecordHead::parse(&said.words(), said.length as usize + 1), None);

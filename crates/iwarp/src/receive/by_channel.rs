@@ -225,7 +225,7 @@ mod tests {
 
     /// A thread that posts finds the transmit lock taken by one that takes in a message.
     #[test]
-    fn who_has_held_the_transmit_lock_for_a_message_sends() {
+    fn a_thread_sends_the_posts_that_came_while_it_held_the_transmit_lock() {
         connected(|endpoint| {
             let (mut rx, inbox, _peer) = receiving(endpoint);
             endpoint.has_untaken.store(true, Ordering::Relaxed);

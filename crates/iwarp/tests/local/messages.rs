@@ -130,7 +130,7 @@ fn a_message_without_a_receive_ends_its_connection_alone() {
 
 // RFC5041-6.2.1-4, RFC5041-6.2.1-5
 #[test]
-fn what_was_sent_before_a_disconnect_arrives() {
+fn messages_sent_before_a_disconnect_arrive() {
     let _turn = turn();
     let mut talk = Talk::met(Tier::Mapped);
     talk.other_hears(8, 8);
@@ -145,7 +145,7 @@ fn what_was_sent_before_a_disconnect_arrives() {
 
 /// What a process has sent before it was killed arrives.
 #[test]
-fn what_was_sent_before_the_end_of_a_process_arrives() {
+fn messages_sent_before_the_end_of_a_process_arrive() {
     let _turn = turn();
     let mut talk = Talk::met(Tier::Mapped);
     let to = Memory::open(&talk.pair.side.domain, 8 * SLOT);
@@ -203,7 +203,7 @@ fn messages_that_wait_come_before_the_failure_of_tcp() {
 /// A message that is too long for its receive, and the key of a message that cannot be invalidated.
 // RFC5041-7.1-4, RFC5040-5.3-6
 #[test]
-fn what_is_refused_is_refused_as_by_tcp() {
+fn refused_messages_end_the_connection_as_by_tcp() {
     let _turn = turn();
     for opcode in [Opcode::Send, Opcode::SendWithInvalidate] {
         let mut talk = Talk::met(Tier::Mapped);

@@ -83,7 +83,7 @@ fn atomic_operations() {
 
 /// Each side reaches the other's memory: the one that has begun the connection, and the one that has accepted it.
 #[test]
-fn who_has_accepted_needs_no_tcp_either() {
+fn the_side_that_accepted_reaches_memory_without_tcp_too() {
     let _turn = turn();
     let mut pair = Pair::of(Tier::Kernel);
     let theirs = pair.region(4096, OPEN);

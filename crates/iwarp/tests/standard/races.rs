@@ -138,7 +138,7 @@ impl ConnectionSink for Halt {
 
 // RFC5041-6.2.1-5
 #[test]
-fn what_came_before_sending_failed_is_delivered() {
+fn a_message_that_came_before_sending_failed_is_delivered() {
     let host = Host::new();
     let inbox = host.region(8, ALL);
     let (connection, mut peer) = host.active(&PLAIN);

@@ -95,7 +95,7 @@ fn a_send_that_is_too_long_is_refused_before_it_is_placed() {
 
 // RFC5041-7.1-2, RFC7306-6.3-2
 #[test]
-fn what_finds_no_buffer_is_refused() {
+fn a_message_that_finds_no_buffer_is_refused() {
     for message in [send(0), send(3), Outbound::Immediate { data: [1; 8], solicited: false }] {
         let host = Host::new();
         let (connection, mut peer) = host.passive(&PLAIN);

@@ -129,7 +129,7 @@ fn an_event_is_the_hosts_if_its_object_is_and_an_event_of_a_port_is_nobodys() {
 }
 
 #[test]
-fn what_a_context_calls_by_its_tables_leaves_its_errno_to_the_program() {
+fn a_call_by_the_tables_of_a_context_leaves_its_errno_to_the_program() {
     unsafe extern "C" fn fails(
         _: *mut ibv_context,
         _: *mut ibv_cq_init_attr_ex,

@@ -95,7 +95,7 @@ fn run(user: Registration, owner: Registration, steps: Steps) {
 }
 
 #[test]
-fn who_uses_an_entry_is_waited_for() {
+fn a_thread_that_uses_an_entry_is_waited_for() {
     let (with, without) = (Registration::model(), Registration::none());
     for (user, owner) in [(without, without), (with, with), (with, without), (without, with)] {
         run(user, owner, RIGHT);
@@ -168,7 +168,7 @@ fn an_owner_without_a_barrier_misses_users() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_looks_before_announcing_is_missed() {
+fn a_user_that_looks_before_announcing_is_missed() {
     loom::model(|| {
         let (hazard_slots, hazard_view) = sides(Registration::none(), Registration::none());
         let owned = Arc::new(OwnedEntry::default());

@@ -147,7 +147,7 @@ fn sleeper(lengths: &'static [usize], creator: Registration, opener: Registratio
 }
 
 #[test]
-fn who_sleeps_is_woken() {
+fn a_consumer_that_sleeps_is_woken() {
     let (with, without) = (Registration::model(), Registration::none());
     for (creator, opener) in [(without, without), (with, with), (with, without), (without, with)] {
         sleeper(&[8], creator, opener);
@@ -157,7 +157,7 @@ fn who_sleeps_is_woken() {
 
 /// A producer that sleeps when it finds no room is woken when there is some.
 #[test]
-fn who_waits_for_room_is_woken() {
+fn a_producer_that_waits_for_room_is_woken() {
     loom::model(|| {
         let (mut producer, mut consumer) = pair(0);
         send(&mut producer, &[1; 24]).unwrap();
@@ -230,7 +230,7 @@ fn lend(used: usize, patient: bool) {
 }
 
 #[test]
-fn what_is_lent_is_taken_back() {
+fn lent_memory_is_taken_back() {
     for used in [0, 3] {
         lend(used, true);
         lend(used, false);

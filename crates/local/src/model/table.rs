@@ -90,7 +90,7 @@ fn words_of_two_publications_are_not_mixed() {
 
 /// The words that were found before the announcement may be mixed; then their stamp does not stand.
 #[test]
-fn who_remembers_an_entry_is_told_when_it_is_another() {
+fn a_thread_that_remembers_an_entry_learns_of_its_replacement() {
     run(|owned, found| {
         let Some((stamp, words)) = found else { return };
         if owned.contents.stands(Kind::Pair, INDEX, stamp) {
@@ -105,7 +105,7 @@ fn who_remembers_an_entry_is_told_when_it_is_another() {
 
 /// A look-up by name finds a whole entry.
 #[test]
-fn what_is_found_by_name_is_whole() {
+fn an_entry_that_is_found_by_name_is_whole() {
     run(|owned, _| {
         if let Some(index) = owned.contents.find(NAME) {
             let found = owned.contents.get(Kind::Pair, index, NAME);

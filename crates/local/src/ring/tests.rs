@@ -142,7 +142,7 @@ fn bytes_may_be_copied_by_pointer() {
 }
 
 #[test]
-fn who_sleeps_is_told_once() {
+fn a_consumer_that_sleeps_is_told_once() {
     for registration in [Registration::take(), Registration::none()] {
         let (creator, descriptor) = Segment::create_with(registration).unwrap();
         let (mut producer, _back) = creator.split();
@@ -165,7 +165,7 @@ fn who_sleeps_is_told_once() {
 }
 
 #[test]
-fn who_waits_for_room_is_told_once() {
+fn a_producer_that_waits_for_room_is_told_once() {
     let ((mut producer, mut consumer), _back) = pair();
     assert!(!producer.prepare_to_wait(MAX_RECORD));
     assert!(!consumer.peer_waits());
@@ -181,7 +181,7 @@ fn who_waits_for_room_is_told_once() {
 }
 
 #[test]
-fn who_stops_before_the_ring_is_empty_gives_back_what_it_has_read() {
+fn a_consumer_that_stops_before_the_ring_is_empty_gives_slots_back() {
     let ((mut producer, mut consumer), _back) = pair();
     while send(&mut producer, &[1]) {}
     assert!(producer.prepare_to_wait(8));

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_does_not_grow() {
+    fn an_unused_window_does_not_grow() {
         let mut window = Window::new(LIMIT);
         for _ in 0..100 {
             window.sent(PACKET_COST);

@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_peer_must_not_say() {
+    fn messages_and_targets_that_a_peer_must_not_send_are_refused() {
         let [_, mut b] = pair(SMALL);
         assert_eq!(b.stream.message(Message::Data(3001).word()), Err(Violation::TooMuchData(3001, 3000)));
         assert_eq!(b.stream.message(0xa000_0000), Err(Violation::Unknown(0xa000_0000)));

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_has_a_bound_and_an_order() {
+    fn held_packets_have_a_bound_and_an_order() {
         let mut held = HeldPackets::default();
         let count =
             (0u32..).take_while(|number| put(&mut held, *number) == HoldOutcome::Behind).count() as u32;

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lets_nobody_in_is_asked_a_bounded_number_of_times() {
+    fn a_process_that_lets_no_peer_in_is_asked_a_bounded_number_of_times() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
         let net = Net::new(Vec::new());
         let mut state = State::default();

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_in_comes_out() {
+    fn a_packet_comes_out_of_a_record_as_it_was_put_in() {
         for length in [0, 1, 80, 81, 4096] {
             let payload: Vec<u8> = (0..length).map(|n| n as u8).collect();
             let record = [&here(28, length)[..], &[9; 28], &payload].concat();

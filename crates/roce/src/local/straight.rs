@@ -319,7 +319,7 @@ mod tests {
     use adverb_wire::ib::packet::{Packet, Payload};
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn a_straight_send_is_read_back_with_the_headers_of_its_packet() {
         for (immediate, acknowledged) in [(None, None), (Some(0), Some(0xff_ffff)), (Some(u32::MAX), None)] {
             for solicited in [false, true] {
                 let straight = Straight {

@@ -313,7 +313,7 @@ impl ListenSink for Impatient {
 }
 
 #[test]
-fn what_is_said_leaves_while_another_thread_tells_the_program() {
+fn a_message_leaves_while_another_thread_calls_the_program() {
     let mut pair = pair(PortSpace::Tcp, 4096);
     let impatient = Arc::new(Impatient { network: pair.network.clone(), in_time: AtomicUsize::new(0) });
     let options = AddressOptions { port_space: pair.space, ..AddressOptions::default() };
@@ -472,7 +472,7 @@ fn the_first_packet_establishes() {
 }
 
 #[test]
-fn who_hands_requests_over_learns_that_nobody_listens_any_more() {
+fn the_holder_of_the_port_learns_that_a_listener_is_gone() {
     let pair = pair(PortSpace::Tcp, 4096);
     let service = Service { space: pair.space, port: pair.port() };
     let [name, _] = service.names(SocketAddr::new(SERVER, 0));

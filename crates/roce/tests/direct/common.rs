@@ -135,7 +135,7 @@ fn another_file_in_its_place_is_what_peers_reach() {
 
 /// Neither side ends, and the request says what is wrong.
 #[test]
-fn what_is_not_there_any_more_is_an_error() {
+fn a_request_to_memory_that_is_gone_is_an_error() {
     let _turn = turn();
     if !is_mapped() {
         return;

@@ -348,7 +348,7 @@ fn lies_about_memory_harm_nobody_else() {
 
 /// What a process says of its memory changes while another one uses that.
 #[test]
-fn who_changes_his_mind_harms_himself() {
+fn a_process_that_changes_its_announced_memory_harms_only_itself() {
     let _turn = turn();
     let (mut victim, mut villain) = (Other::of(Tier::Mapped), Other::of(LIAR));
     let own = victim.region(0, LENGTH as usize, OPEN);

@@ -65,7 +65,7 @@ fn has_processors() -> bool {
 
 /// Who computes after a long post has it carried out meanwhile by another thread, if there is a processor for that: when the post returns, it is not done.
 #[test]
-fn who_computes_leaves_long_operations_to_another_thread() {
+fn a_thread_that_computes_leaves_long_operations_to_another_thread() {
     const ROUNDS: usize = 300;
     const AWAY: Duration = Duration::from_micros(300);
     let _turn = turn();
@@ -105,7 +105,7 @@ fn who_computes_leaves_long_operations_to_another_thread() {
 /// holds where the peer writes it behind a long write that goes on beside its poster.
 // PRACTICE-ORDER-1
 #[test]
-fn what_is_written_behind_a_long_write_shows_after_the_acknowledgement() {
+fn an_answer_behind_a_long_write_shows_after_the_send_is_complete() {
     const ROUNDS: u64 = 100;
     let _turn = turn();
     let (mut other, remote, pair, memory) = scene(Tier::Mapped);
@@ -151,7 +151,7 @@ fn the_send_queue_drains_in_the_middle_of_one() {
 
 /// What the initiator ends in the middle is over when that returns.
 #[test]
-fn what_ends_in_the_middle_is_over() {
+fn operations_that_their_initiator_ends_in_the_middle_are_over() {
     let _turn = turn();
     let (mut other, remote, _pair, _) = scene(Tier::Mapped);
     for how in ["error", "reset", "destroy"] {

@@ -60,7 +60,7 @@ fn rightly(tier: Tier, pair: &Pair, request: &SendRequest<'_>) {
 
 /// As perftest's targets of a bandwidth test do: connected by their only thread, which then waits for something else than the device.
 #[test]
-fn what_a_peer_may_reach_is_mapped_for_it_though_its_program_sleeps_once_it_has_connected() {
+fn a_region_of_a_program_that_connects_and_sleeps_is_mapped_for_its_peer() {
     let _turn = turn();
     let mut other = Other::of(Tier::Mapped);
     until("the target's pages are not mapped", || {
@@ -81,7 +81,7 @@ fn what_a_peer_may_reach_is_mapped_for_it_though_its_program_sleeps_once_it_has_
 
 /// A queue pair that lets its peer do nothing is no reason to move the regions of its protection domain.
 #[test]
-fn what_no_peer_may_reach_stays_where_it_is() {
+fn a_region_that_no_peer_may_reach_is_not_moved() {
     let _turn = turn();
     let mut other = Other::of(Tier::Mapped);
     let is_moved = |other: &Other, remote: Remote| {
@@ -339,7 +339,7 @@ fn atomics() {
 
 /// Requests that need packets and others, one behind the other without a wait: a message says that all before it is there.
 #[test]
-fn what_was_posted_before_a_message_is_there_when_it_comes() {
+fn writes_posted_before_a_message_are_placed_when_the_message_comes() {
     const ROUNDS: u64 = 300;
     const LENGTH: usize = 5000;
     let _turn = turn();

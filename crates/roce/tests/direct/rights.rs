@@ -206,7 +206,7 @@ fn all(tier: Tier) -> Vec<(String, Vec<Status>)> {
 }
 
 #[test]
-fn what_is_not_permitted_fails_as_by_the_network() {
+fn requests_that_are_not_permitted_fail_as_by_the_network() {
     let _turn = turn();
     let by_network = all(Tier::Network);
     for tier in LOCAL {

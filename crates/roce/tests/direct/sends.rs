@@ -51,7 +51,7 @@ fn scene(tier: Tier, access: Access) -> (Other, Remote, Pair) {
 
 /// Memory that the peer has no right to is sent in the same way, and by what is sent no right is given.
 #[test]
-fn what_is_sent_often_is_mapped_and_arrives_as_it_is() {
+fn memory_that_is_sent_often_is_mapped_and_arrives_unchanged() {
     let _turn = turn();
     for tier in MAPPED {
         for access in [Access::empty(), Access::LOCAL_WRITE | Access::REMOTE] {
@@ -78,7 +78,7 @@ fn what_is_sent_often_is_mapped_and_arrives_as_it_is() {
 
 /// Another registration of the same bytes is another key; what it opens is what it sends.
 #[test]
-fn what_is_registered_anew_is_found_anew() {
+fn memory_that_is_registered_anew_is_mapped_and_sent_anew() {
     let _turn = turn();
     for tier in MAPPED {
         let (mut other, remote, pair) = scene(tier, Access::LOCAL_WRITE);
@@ -94,7 +94,7 @@ fn what_is_registered_anew_is_found_anew() {
 
 /// What the sender takes away is not sent, though it is still mapped here.
 #[test]
-fn what_is_deregistered_is_not_sent() {
+fn a_deregistered_region_is_not_sent() {
     let _turn = turn();
     for tier in MAPPED {
         let (mut other, remote, pair) = scene(tier, Access::LOCAL_WRITE);

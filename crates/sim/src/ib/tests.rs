@@ -211,7 +211,7 @@ fn refused(work: SendWork, receives: &[usize], random: &mut Random) -> (Completi
 
 // IB-RC-REQ-35, IB-RC-REQ-44, IB-RC-RSP-21, IB-RC-RSP-24, IB-RC-RSP-26, IB-RC-RSP-31
 #[test]
-fn what_is_not_allowed_is_refused_and_touches_nothing() {
+fn requests_that_are_not_allowed_are_refused_and_change_no_memory() {
     with_seeds(50_000, 50, |random| {
         let work =
             |operation, len| SendWork { operation, data: vec![1; len], solicited: false, fence: false };

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_used_and_not_destroyed_again() {
+    fn a_use_and_a_second_destruction_of_a_gone_object_are_findings() {
         let mut objects = objects();
         let look = |objects: &Objects, caller| {
             objects.argument(16, Thing::Domain, false, caller).map(|finding| finding.kind)
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_long_ago_is_forgotten() {
+    fn the_oldest_of_many_gone_objects_is_forgotten() {
         let mut objects = Objects::default();
         for pointer in 1..=MOST_GONE + 1 {
             objects.make(pointer, new(Thing::AddressHandle, "", &[]), Site::default());

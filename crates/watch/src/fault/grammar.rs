@@ -17,7 +17,6 @@ use std::time::Duration;
 /// The form of a rule, in a line.
 pub const FORM: &str = "CALL:ERRNO, completion:STATUS, wire:KIND, event:EVENT, device:KIND or peer:KIND, then options as in :opcode=SEND, then when: @N, @N+, @2s..5s, %PERCENT";
 
-
 pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
@@ -37,7 +36,6 @@ pub fn check(text: &str) -> Result<(), String> {
 pub fn check_rule(text: &str) -> Result<(), String> {
     rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
-
 
 pub(super) fn parse(text: &str) -> Result<Vec<Rule>, String> {
     let mut rules = Vec::new();
@@ -618,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place_and_what_is_allowed() {
+    fn a_wrong_rule_is_refused_with_its_place_and_the_allowed_words() {
         for (text, place, allowed) in [
             ("", "rule 1, letter 1:", "CALL:ERRNO"),
             ("ibv_reg_mr:ENOMEM,", "rule 2, letter 19:", "a rule is missing"),
@@ -697,7 +695,6 @@ mod tests {
         }
         assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
     }
-
 
     #[test]
     fn the_examples_of_messages_work() {

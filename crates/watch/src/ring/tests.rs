@@ -90,7 +90,7 @@ fn packets() -> Vec<Packet> {
 }
 
 #[test]
-fn what_a_call_has_written_is_read_in_each_format() {
+fn a_record_of_a_call_is_read_in_each_format() {
     let file = Temporary::new("formats");
     let ring = small(&file, 4);
     let base = crate::format::base();
@@ -269,7 +269,7 @@ fn a_file_that_is_cut_ends_the_trace_and_no_more() {
 }
 
 #[test]
-fn what_is_no_ring_is_refused_and_wrong_bytes_are_no_records() {
+fn a_file_that_is_no_ring_is_refused_and_wrong_bytes_are_no_records() {
     assert!(Rings::read(Vec::new()).is_err_and(|why| why.contains("no ring")));
     let file = Temporary::new("wrong");
     let ring = small(&file, 2);

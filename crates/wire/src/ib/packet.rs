@@ -363,7 +363,7 @@ mod tests {
 
     // IB-PKT-4, IB-PKT-20, IB-PKT-37, IB-PKT-38, IB-PKT-41, IB-RC-RSP-14, IB-RC-RSP-18
     #[test]
-    fn what_is_cut_off_or_too_long_is_malformed() {
+    fn a_packet_that_is_cut_off_or_too_long_is_malformed() {
         let read = packet(0x0c, 0, &[]);
         assert_eq!(Packet::parse(&read[..8]), Err(PacketError::Length));
         assert_eq!(Packet::parse(&read[..12]), Err(PacketError::Length));

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_tests_have_does_not_count() {
+    fn paths_in_code_for_tests_alone_do_not_count() {
         let text = "#[cfg(test)] mod tests { use crate::null; } #[cfg(any(test, feature = \"conformance\"))] fn f() -> crate::a::B { crate::c() } \
                     #[cfg(test)] use crate::d; #[cfg(not(test))] use crate::kept;";
         assert_eq!(found(text), ["crate kept"]);

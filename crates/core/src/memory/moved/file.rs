@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_not_be_taken_out_of_the_file_is_zeros() {
+    fn pages_that_may_not_be_removed_from_the_file_become_zeros() {
         let mut file = SharedFile::new().unwrap();
         let (fd, place) = (file.descriptor(), file.allocate(1 << 20).unwrap());
         let ones = [1u8; 3 * 4096];

@@ -240,7 +240,7 @@ mod tests {
 
     /// Bytes that can be neither moved nor copied to where they were are reachable there all the same, those before them, too.
     #[test]
-    fn what_cannot_be_copied_back_is_not_lost() {
+    fn bytes_that_cannot_be_copied_back_are_not_lost() {
         let pattern: Vec<u8> = (0..LENGTH).map(|at| (at / 64) as u8 ^ 0x5a).collect();
         for taken in [LENGTH, LENGTH - PAGE] {
             let place = Mapping::private(LENGTH).unwrap();

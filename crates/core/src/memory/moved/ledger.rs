@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shared_is_found_and_nothing_else() {
+    fn shared_pages_are_found_and_no_other_pages() {
         let pieces = pieces(&[(0x1000, 0x2000, 0), (0x4000, 0x2000, 1 << 40)]);
         assert_eq!(pieces.find(0x1000, 0x3000), FilePlace::At(0));
         assert_eq!(pieces.find(0x5000, 0x6000), FilePlace::At((1 << 40) + 0x1000));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_takes_away_is_shared_no_more() {
+    fn pages_that_the_program_takes_away_are_shared_no_more() {
         let mut pieces = pieces(&[(0x1000, 0x8000, 0x1000)]);
         pieces.forget(0, 0x2000, None);
         assert_eq!(pieces.find(0x2000, 0x9000), FilePlace::At(0x2000), "the beginning");
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_behind_a_piece_is_dropped_in_the_file() {
+    fn pages_that_are_dropped_behind_a_piece_are_dropped_in_the_file() {
         let pieces = pieces(&[(0x1000, 0x2000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x1000, 0x2000), [(0x1000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x2000, 0x5000), [(0x2000, 0x1000), (0x3000, 0x2000)]);
@@ -370,7 +370,7 @@ mod tests {
 
     /// A piece without room is somewhere: no bytes count as gone from then on.
     #[test]
-    fn where_not_all_pieces_are_known_nothing_is_gone() {
+    fn no_bytes_count_as_gone_once_some_pieces_are_unknown() {
         let full = || {
             let mut pieces = Pieces::new();
             for at in 0..MOST {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_together_is_one_piece() {
+    fn pages_that_lie_together_are_one_piece() {
         let mut pieces = pieces(&[(0x1000, 0x1000, 0x1000), (0x3000, 0x1000, 0x3000)]);
         pieces.learn(0x2000, 0x3000, Line::of(0, 0));
         assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, FilePlace::At(0x1000)));

@@ -349,7 +349,7 @@ mod tests {
 
     /// Threads that run are waited for until they have run for long enough, little by little.
     #[test]
-    fn who_runs_may_wait_until_he_has_run_for_a_while() {
+    fn a_running_thread_may_wait_until_it_has_run_for_a_while() {
         let mut runners = Runners::nobody();
         let mut looks = 0;
         loop {

@@ -38,7 +38,7 @@ fn strangers_change_nothing() {
 /// Before the peer has said what it calls the connection, an answer has to have the transaction of the request, which who has not seen it does not know.
 // IB-CM-11, IB-CM-22
 #[test]
-fn who_has_not_got_the_request_answers_nothing() {
+fn answers_without_the_transaction_of_the_request_are_ignored() {
     let mut pair = Pair::new();
     let a = pair.active.connect(PASSIVE, &req(), ZERO).unwrap();
     let transaction = sent(&mut pair.active)[0].1;
@@ -119,7 +119,7 @@ fn a_reply_does_not_release_a_connection_that_stands() {
 /// A refusal counts only with the transaction of the request, whatever its reason, and whether the connection is being made or stands.
 // IB-CM-9, IB-CM-12
 #[test]
-fn who_has_not_got_the_request_refuses_nothing() {
+fn refusals_without_the_transaction_of_the_request_are_ignored() {
     let mut pair = Pair::new();
     let (a, b) = pair.establish();
     let mut timeout = Rej {
@@ -420,7 +420,7 @@ fn calls_in_the_wrong_state() {
 
 // IB-CM-8, IB-CM-10, IB-CM-49, IB-PKT-59
 #[test]
-fn what_is_no_message_is_ignored() {
+fn datagrams_that_are_no_messages_are_ignored() {
     let mut manager: Manager<u8> = Manager::new(config(ACTIVE));
     let lap = Header::new(class::COMMUNICATION, 2, method::SEND, 0, 0x19);
     assert_eq!(manager.receive(&Mad::new(lap).to_bytes(), PASSIVE, ZERO), Err(IgnoreReason::Unknown));

@@ -172,7 +172,7 @@ fn nobody_answers() {
 
 // IB-CM-48
 #[test]
-fn whoever_stops_waiting_says_so() {
+fn an_active_side_that_stops_waiting_tells_the_passive_side() {
     let mut pair = Pair::new();
     let (a, b) = pair.ask();
     pair.active.destroy(a, ZERO);

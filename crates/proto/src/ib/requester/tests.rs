@@ -709,7 +709,7 @@ fn long_reads_go_out_in_pieces() {
 
 // IB-RC-REQ-29, IB-RC-REQ-33
 #[test]
-fn what_does_not_answer_the_request_is_a_bad_response() {
+fn a_response_that_does_not_match_the_request_is_a_bad_response() {
     let mtu = MTU as usize;
     for (operation, length, code, payload) in [
         (READ, 2 * MTU, Code::ReadResponseFirst, mtu - 4),

@@ -502,7 +502,7 @@ fn packets_of_a_wrong_length_are_invalid() {
 
 // IB-RC-RSP-19
 #[test]
-fn what_the_attributes_do_not_allow_is_invalid() {
+fn a_request_that_the_attributes_do_not_allow_is_invalid() {
     let forbid = |bench: &mut Bench| bench.responder.reconfigure(Access::default(), 2, 12);
     let flush = || {
         let mut ask = reth(Opcode::Flush, 0, 0x100, 4, 0);
@@ -866,7 +866,7 @@ fn the_bytes_of_a_read_are_taken_before_anything_behind_it_is_carried_out() {
 
 // PRACTICE-ORDER-2
 #[test]
-fn what_cannot_be_kept_is_answered_first() {
+fn a_request_that_is_not_kept_is_asked_for_behind_earlier_answers() {
     let mut bench = Bench::new(Service::Rc);
     bench.host.is_full = true;
     bench.accept(reth(Opcode::ReadRequest, 0, 64, 8, 0));
@@ -886,7 +886,7 @@ fn what_cannot_be_kept_is_answered_first() {
 
 // PRACTICE-ORDER-2
 #[test]
-fn who_is_told_to_wait_for_a_receive_is_not_told_that_something_is_missing() {
+fn a_peer_that_is_told_to_wait_for_a_receive_gets_no_sequence_error() {
     let mut bench = Bench::new(Service::Rc);
     assert_eq!(bench.take(ask(Opcode::SendOnly, 0, 8)), Verdict::NotReady);
     bench.responder.ask_again();
@@ -900,7 +900,7 @@ fn who_is_told_to_wait_for_a_receive_is_not_told_that_something_is_missing() {
 
 // PRACTICE-ORDER-2
 #[test]
-fn what_is_put_off_is_taken_later_and_costs_no_retry() {
+fn a_postponed_request_is_taken_later_and_costs_no_retry() {
     let mut bench = Bench::new(Service::Rc);
     bench.host.is_full = true;
     bench.accept(reth(Opcode::ReadRequest, 0, 64, 8, 0));

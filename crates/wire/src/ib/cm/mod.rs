@@ -141,7 +141,7 @@ mod tests {
     proptest! {
         // IB-CM-2, IB-CM-6, IB-CM-8: any bytes are a message, and none harms.
         #[test]
-        fn what_is_read_is_written(kind in 0..KINDS, data in proptest::array::uniform32(any::<u64>())) {
+        fn a_message_is_written_as_it_was_read(kind in 0..KINDS, data in proptest::array::uniform32(any::<u64>())) {
             let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_be_bytes()).take(DATA_LEN).collect();
             let message = Message::parse(&mad(kind, bytes.try_into().unwrap())).unwrap();
             let again = message.to_mad(7);
@@ -199,7 +199,7 @@ mod tests {
 
     // IB-CM-1, IB-CM-2, IB-CM-10
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn a_datagram_that_is_no_message_is_refused() {
         for (at, value, error) in [
             (1, 3, DatagramError::Class),
             (2, 1, DatagramError::Version),
