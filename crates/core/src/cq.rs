@@ -72,12 +72,12 @@ struct Ring {
     sleepers: u32,
 }
 
-/// A thread's sleep by [`CompletionQueue::attend`]. It ends when this is dropped; after the last one the queue is not armed.
-pub struct Attendance(Arc<CompletionQueue>);
+/// A thread's sleep by [`CompletionQueue::begin_sleep`]. It ends when this is dropped; after the last one the queue is not armed.
+pub struct SleepGuard(Arc<CompletionQueue>);
 
-impl Drop for Attendance {
+impl Drop for SleepGuard {
     fn drop(&mut self) {
-        self.0.end_attendance();
+        self.0.end_sleep();
     }
 }
 
@@ -372,7 +372,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// ENODEV in a child of fork.
-    pub fn attend(self: &Arc<Self>) -> Result<Attendance> {
+    pub fn begin_sleep(self: &Arc<Self>) -> Result<SleepGuard> {
         self.born.check()?;
         let mut ring = self.lock();
         ring.sleepers += 1;
@@ -380,10 +380,10 @@ impl CompletionQueue {
         drop(ring);
         self.tell_of(unheard);
         self.each_lane(|lane| lane.begin_sleep());
-        Ok(Attendance(self.clone()))
+        Ok(SleepGuard(self.clone()))
     }
 
-    fn end_attendance(&self) {
+    fn end_sleep(&self) {
         let mut ring = self.lock();
         ring.sleepers -= 1;
         if ring.sleepers == 0 {

@@ -2,12 +2,12 @@
 //!
 //! A thread that has taken the lock many times in a row becomes its *favourite*: from then on it takes the
 //! lock and lets go by plain stores. So no locked instruction delays its stores on the way to the other
-//! processor. Another thread that wants the lock revokes that. It takes the *gate*, stores that there is no
+//! processor. Another thread that wants the lock revokes that. It takes the *lock word*, stores that there is no
 //! favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits
 //! until the former favourite has let go. Each time that this happens, more takings in a row are wanted for
 //! the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
-//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that
+//! Without a favourite the lock word alone is the lock: one exchange, and a plain store to let go. A thread that
 //! finds the lock taken spins for a moment, then counts itself among the sleepers and sleeps. The holder
 //! frees the word, then looks whether there are sleepers. Its processor may execute that load before the
 //! store that frees the word. Then the holder wakes no thread. So a sleep lasts [`SLEEP`] at most. `model`
@@ -85,7 +85,7 @@ fn this_thread() -> usize {
 /// its processor in the middle of an attempt, and write there much later.
 #[derive(Default)]
 struct Seat {
-    /// The thread. Set once, with the gate.
+    /// The thread. Set once, with the lock word.
     thread: AtomicUsize,
     /// The thread has the value as the favourite, or is trying to. Set by that thread alone.
     held: AtomicU32,
@@ -96,15 +96,15 @@ struct Seat {
 pub struct Lock<T> {
     /// Taken by all but the favourite. The thread that has it changes the favourite, and has the value once
     /// no thread holds that from a seat.
-    gate: AtomicU32,
+    word: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
-    /// The seat of the favourite, plus one; or [`NO_THREAD`]. Set with the gate.
+    /// The seat of the favourite, plus one; or [`NO_THREAD`]. Set with the lock word.
     favourite: AtomicUsize,
     seats: [Seat; SEATS],
-    /// Seats that threads have got: the first ones. Set with the gate.
+    /// Seats that threads have got: the first ones. Set with the lock word.
     given: AtomicU32,
-    /// With the gate: which thread has had it last, how many times in a row, and how many are wanted.
+    /// With the lock word: which thread has had it last, how many times in a row, and how many are wanted.
     last: AtomicUsize,
     streak: AtomicU32,
     wanted: AtomicU32,
@@ -127,7 +127,7 @@ impl<T> Lock<T> {
     /// A lock that is free.
     pub fn new(value: T) -> Self {
         Self {
-            gate: AtomicU32::new(FREE),
+            word: AtomicU32::new(FREE),
             sleepers: AtomicU32::new(0),
             favourite: AtomicUsize::new(NO_THREAD),
             seats: std::array::from_fn(|_| Seat::default()),
@@ -197,20 +197,20 @@ impl<T> Lock<T> {
         None
     }
 
-    /// The calling thread, which was the favourite, tries the gate next.
+    /// The calling thread, which was the favourite, tries the lock word next.
     #[cold]
     fn favour_is_over(&self, seat: &Seat) {
         self.let_go(&seat.held);
-        // The thread with the gate may have found the seat held by an attempt alone. If this thread finds the
-        // gate taken now, the other one looks at the seat again.
+        // The thread with the word may have found the seat held by an attempt alone. If this thread finds the
+        // word taken now, the other one looks at the seat again.
         fence(Ordering::SeqCst);
     }
 
-    /// Takes the gate, and the value with it. Not in line, where the favourite's way is to be short.
+    /// Takes the lock word, and the value with it. Not in line, where the favourite's way is to be short.
     #[inline(never)]
     fn take(&self) -> bool {
         loop {
-            if !self.take_gate() {
+            if !self.take_word() {
                 return false;
             }
             #[cfg(loom)]
@@ -239,8 +239,8 @@ impl<T> Lock<T> {
         self.seats.iter().all(|seat| seat.held.load(Ordering::Acquire) == FREE)
     }
 
-    /// The calling thread has let go of the gate, since a seat was held. Returns whether no seat is held by
-    /// now. Then this thread and one that came to the gate meanwhile may both have found the lock taken by
+    /// The calling thread has let go of the word, since a seat was held. Returns whether no seat is held by
+    /// now. Then this thread and one that came to the word meanwhile may both have found the lock taken by
     /// the other's attempt alone.
     #[cold]
     fn is_free_after_all(&self) -> bool {
@@ -249,17 +249,17 @@ impl<T> Lock<T> {
     }
 
     #[inline]
-    fn take_gate(&self) -> bool {
+    fn take_word(&self) -> bool {
         // Acquire: this thread sees all that the last holder did to the value. The model checker does not
         // know that nothing comes between the two halves of a swap. It gets an exchange, which writes nothing
         // where a swap would write the same value again.
         #[cfg(loom)]
-        return self.gate.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        return self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         #[cfg(not(loom))]
-        return self.gate.swap(TAKEN, Ordering::Acquire) == FREE;
+        return self.word.swap(TAKEN, Ordering::Acquire) == FREE;
     }
 
-    /// With the gate: whether the value comes with it. If not, the gate is free again, and there is no
+    /// With the lock word: whether the value comes with it. If not, the word is free again, and there is no
     /// favourite but the calling thread.
     #[cold]
     fn end_favour(&self) -> bool {
@@ -276,16 +276,16 @@ impl<T> Lock<T> {
         if self.all_seats_are_free() {
             return true;
         }
-        self.let_go(&self.gate);
+        self.let_go(&self.word);
         false
     }
 
-    /// With the gate, which is free afterwards: a thread that has had it many times in a row becomes the
+    /// With the lock word, which is free afterwards: a thread that has had it many times in a row becomes the
     /// favourite.
     #[inline(never)]
-    fn let_go_of_gate(&self) {
+    fn let_go_of_word(&self) {
         self.count();
-        self.let_go(&self.gate);
+        self.let_go(&self.word);
     }
 
     fn count(&self) {
@@ -308,7 +308,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// With the gate: the thread is the favourite, if there is a seat for it.
+    /// With the lock word: the thread is the favourite, if there is a seat for it.
     #[cold]
     fn favour(&self, thread: usize) {
         let is_its = |seat: &Seat| {
@@ -327,9 +327,9 @@ impl<T> Lock<T> {
     fn looks_free(&self) -> bool {
         #[cfg(loom)]
         if !self.favours {
-            return self.gate.load(Ordering::Relaxed) == FREE;
+            return self.word.load(Ordering::Relaxed) == FREE;
         }
-        self.gate.load(Ordering::Relaxed) == FREE
+        self.word.load(Ordering::Relaxed) == FREE
             && (self.favourite.load(Ordering::Relaxed) != NO_THREAD || self.all_seats_are_free())
     }
 
@@ -355,7 +355,7 @@ impl<T> Lock<T> {
     fn sleep(&self) {
         let most = libc::timespec { tv_sec: 0, tv_nsec: SLEEP };
         let held = self.seats.iter().map(|seat| &seat.held).find(|held| held.load(Ordering::Relaxed) != FREE);
-        let word = held.unwrap_or(&self.gate);
+        let word = held.unwrap_or(&self.word);
         // SAFETY: futex(2) on a live word, with a live time.
         unsafe {
             let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
@@ -413,7 +413,7 @@ impl<'a, T> LockGuard<'a, T> {
     fn let_go(&self) {
         match self.seat {
             Some(seat) => self.lock.let_go(&seat.held),
-            None => self.lock.let_go_of_gate(),
+            None => self.lock.let_go_of_word(),
         }
     }
 }

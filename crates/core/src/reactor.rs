@@ -39,7 +39,7 @@ pub trait Source: Send + Sync {
     fn ready(self: Arc<Self>, readiness: Readiness);
     /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::begin_duty`]).
     /// The source must not leave the work to threads that poll: no other thread watches.
-    fn attended(self: Arc<Self>, readiness: Readiness) {
+    fn ready_on_duty(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
     }
     /// A deadline set with [`Reactor::set_timer`] has passed.
@@ -75,8 +75,8 @@ pub struct Reactor {
     deadlines: Deadlines<Arc<dyn Source>>,
     started: AtomicBool,
     duty: OnceLock<Arc<Duty>>,
-    /// A task of the program is the [`Attendant`].
-    has_attendant: AtomicBool,
+    /// A task of the program has the [`TaskDutyGuard`].
+    has_task_duty: AtomicBool,
     /// The engine's threads, of which this is the first.
     pub helpers: Helpers,
 }
@@ -136,7 +136,7 @@ impl Reactor {
             deadlines: Deadlines::default(),
             started: AtomicBool::new(false),
             duty: OnceLock::new(),
-            has_attendant: AtomicBool::new(false),
+            has_task_duty: AtomicBool::new(false),
             helpers: Helpers::default(),
         })
     }
@@ -160,7 +160,7 @@ impl Reactor {
     }
 
     /// Serves `fd`, at which messages arrive, when it is ready for `interest`, as [`Reactor::add`] does.
-    /// Threads of the program that sleep for an event may serve it, too, by [`Source::attended`].
+    /// Threads of the program that sleep for an event may serve it, too, by [`Source::ready_on_duty`].
     pub fn add_arrival(
         &'static self,
         fd: RawFd,
@@ -264,11 +264,11 @@ impl Reactor {
 
     /// The calling task of an async program is to take in packets in the background thread's place, whenever it waits. None: another task does, or no
     /// packets can arrive.
-    pub fn attendant(&'static self) -> Option<Attendant> {
+    pub fn begin_task_duty(&'static self) -> Option<TaskDutyGuard> {
         let is_free = self.started.load(Ordering::Relaxed)
-            && !self.has_attendant.load(Ordering::Relaxed)
-            && !self.has_attendant.swap(true, Ordering::AcqRel);
-        is_free.then(|| Attendant { reactor: self, turn: None, born: ForkGeneration::now() })
+            && !self.has_task_duty.load(Ordering::Relaxed)
+            && !self.has_task_duty.swap(true, Ordering::AcqRel);
+        is_free.then(|| TaskDutyGuard { reactor: self, turn: None, born: ForkGeneration::now() })
     }
 
     fn duty(&'static self) -> &'static Arc<Duty> {
@@ -418,7 +418,7 @@ impl DutyGuard {
 
     /// The descriptor has woken the thread, which takes in all packets that have arrived. With no lock held.
     pub fn serve(&self) {
-        self.reactor.serve_arrivals(|_, _, source, readiness| source.attended(readiness));
+        self.reactor.serve_arrivals(|_, _, source, readiness| source.ready_on_duty(readiness));
     }
 
     /// The thread is about to sleep again: on duty, unless another thread of the program is by now.
@@ -438,15 +438,16 @@ impl Drop for DutyGuard {
 
 /// The role of the one task of an async program that takes in packets in the background thread's place while it waits. Until dropped.
 ///
-/// The task watches [`Attendant::descriptor`] by its runtime. Woken, it looks for what it waits for, and then [attends](Attendant::attend) before it waits
+/// The task watches [`TaskDutyGuard::descriptor`] by its runtime. Woken, it looks for what it waits for, and then [serves the
+/// rest](TaskDutyGuard::serve_before_wait) before it waits
 /// again. A task that is woken and does not come back loses the duty after a moment, as one does that waits long.
-pub struct Attendant {
+pub struct TaskDutyGuard {
     reactor: &'static Reactor,
     turn: Option<Turn>,
     born: ForkGeneration,
 }
 
-impl Attendant {
+impl TaskDutyGuard {
     /// A descriptor that becomes readable when something arrives, whoever is on duty. To be watched for changes: it may stay readable.
     ///
     /// # Errors
@@ -462,14 +463,14 @@ impl Attendant {
 
     /// The task is about to wait: it takes in all packets that have arrived, and is on duty from now on, unless another thread of the program is. With
     /// no lock held that a transport knows.
-    pub fn attend(&mut self) {
+    pub fn serve_before_wait(&mut self) {
         // So many that others get their turn. What is left then is the background thread's.
         const TURNS: usize = 8;
         if !self.born.is_here() {
             return;
         }
         // Before it takes the duty: what arrives later makes the descriptor readable anew.
-        let serve = || self.reactor.serve_arrivals(|_, _, source, readiness| source.attended(readiness));
+        let serve = || self.reactor.serve_arrivals(|_, _, source, readiness| source.ready_on_duty(readiness));
         let is_done = (0..TURNS).any(|_| serve() < MOST_SERVED_AT_ONCE);
         let duty = self.reactor.duty();
         match (self.turn.take(), is_done) {
@@ -480,7 +481,7 @@ impl Attendant {
     }
 }
 
-impl Drop for Attendant {
+impl Drop for TaskDutyGuard {
     fn drop(&mut self) {
         // In a child of fork another thread may have had the lock. The engine of the child is a new one.
         if !self.born.is_here() {
@@ -489,7 +490,7 @@ impl Drop for Attendant {
         if let Some(turn) = self.turn {
             self.reactor.duty().end(turn);
         }
-        self.reactor.has_attendant.store(false, Ordering::Release);
+        self.reactor.has_task_duty.store(false, Ordering::Release);
     }
 }
 

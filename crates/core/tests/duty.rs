@@ -199,18 +199,18 @@ fn is_readable(descriptor: &OwnedFd) -> bool {
 }
 
 #[test]
-fn a_task_that_attends_takes_in_what_arrives() {
+fn a_task_on_duty_takes_in_what_arrives() {
     let world = World::new();
     let reactor = &engine::engine().unwrap().reactor;
-    let mut attendant = reactor.attendant().unwrap();
-    assert!(reactor.attendant().is_none(), "one task at a time");
-    let descriptor = attendant.descriptor().unwrap();
+    let mut task_duty = reactor.begin_task_duty().unwrap();
+    assert!(reactor.begin_task_duty().is_none(), "one task at a time");
+    let descriptor = task_duty.descriptor().unwrap();
     let end = Instant::now() + TEST_TIMEOUT;
     let mut by_task = 0;
     // Most of the time. The background thread looks where this one has no processor for a while.
     while by_task < 20 {
         assert!(Instant::now() < end, "the background thread takes in what is the task's: {by_task}");
-        attendant.attend();
+        task_duty.serve_before_wait();
         world.arrive();
         // The background thread may have been there before.
         while !is_readable(&descriptor) && world.queue.waiting() == 0 {
@@ -221,21 +221,21 @@ fn a_task_that_attends_takes_in_what_arrives() {
         while woken.elapsed() < Duration::from_micros(100) {
             std::hint::spin_loop();
         }
-        attendant.attend();
+        task_duty.serve_before_wait();
         by_task += u32::from(world.taker() != BACKGROUND);
         world.queue.poll(16, |_| ()).unwrap();
     }
-    drop(attendant);
-    assert!(reactor.attendant().is_some(), "another task's turn");
+    drop(task_duty);
+    assert!(reactor.begin_task_duty().is_some(), "another task's turn");
 }
 
 #[test]
 fn the_background_thread_takes_in_what_a_task_does_not_come_back_for() {
     let world = World::new();
     let reactor = &engine::engine().unwrap().reactor;
-    let mut attendant = reactor.attendant().unwrap();
+    let mut task_duty = reactor.begin_task_duty().unwrap();
     for _ in 0..10 {
-        attendant.attend();
+        task_duty.serve_before_wait();
         world.arrive();
         assert_eq!(world.taker(), BACKGROUND);
     }

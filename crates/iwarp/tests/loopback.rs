@@ -74,7 +74,7 @@ fn a_post_of_another_thread_leaves_while_one_thread_sleeps() {
     client.cq.serve();
     for round in 0..4 {
         source.bytes.fill(round + 1);
-        let sleeper = client.cq.attend().unwrap();
+        let sleeper = client.cq.begin_sleep().unwrap();
         let (sges, room) = ([source.sge(0, LENGTH)], [target.sge(0, LENGTH)]);
         for _ in 0..32 {
             server.queue_pair.post_receive(&ReceiveRequest { wr_id: 7, sges: &room }).unwrap();
@@ -83,7 +83,7 @@ fn a_post_of_another_thread_leaves_while_one_thread_sleeps() {
             client.queue_pair.post_send(&request(Opcode::Send, Data::Registered(&sges))).unwrap();
         }
         // Another sleeper comes, knows of the full socket, and goes.
-        drop(client.cq.attend().unwrap());
+        drop(client.cq.begin_sleep().unwrap());
         // Behind them: nothing here polls, and all the same it leaves.
         let last = [source.sge(0, 8)];
         let mut send = request(Opcode::Send, Data::Registered(&last));

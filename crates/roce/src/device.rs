@@ -187,13 +187,13 @@ impl Transport for Roce {
     }
 
     fn notes(&self) -> Vec<String> {
-        vec![format!("UDP port {PORT} is {}", self.net.gate.describe())]
+        vec![format!("UDP port {PORT} is {}", self.net.udp_port.describe())]
     }
 
     fn at_exit(&self) {
         // Acknowledgements go before disconnects: PRACTICE-ORDER-1.
         self.net.all_lanes().for_each(|lane| lane.at_exit());
-        if let Some(lane) = self.net.gate.lane_at_exit() {
+        if let Some(lane) = self.net.udp_port.lane_at_exit() {
             lane.hand_over_last();
         }
         self.manager.at_exit();

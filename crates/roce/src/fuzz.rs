@@ -57,8 +57,8 @@ pub fn handover_effect(bytes: &[u8]) {
 }
 
 /// Messages of other processes to the holder of the port, and their effects.
-pub fn gate(bytes: &[u8]) {
-    crate::gate::try_effect(bytes);
+pub fn udp_port(bytes: &[u8]) {
+    crate::udp_port::try_effect(bytes);
 }
 
 /// The list of sockets by whose names queue pair numbers are found.
@@ -101,7 +101,7 @@ mod tests {
         }
         for _ in 0..100 {
             farewell(&garbage(1000));
-            gate(&garbage(200));
+            udp_port(&garbage(200));
         }
         for _ in 0..20 {
             handover_effect(&(0..300).map(|_| random::word() as u8).collect::<Vec<_>>());

@@ -57,9 +57,9 @@ pub(crate) const HEAD: usize = 44;
 /// The longest message.
 pub(crate) const LONGEST: usize = HEAD + (1 << 16);
 
-/// A copy of a datagram with its addresses: it came for a queue pair of another process, perhaps.
+/// A copy of an [`Arrival`], to be handed over or dealt with later.
 #[derive(Clone, Debug)]
-pub(crate) struct Stray {
+pub(crate) struct OwnedArrival {
     head: Head,
     bytes: Vec<u8>,
 }
@@ -75,7 +75,7 @@ struct Head {
     hops: u8,
 }
 
-impl Stray {
+impl OwnedArrival {
     /// Copies an arrival.
     pub(crate) fn of(arrival: &Arrival<'_>) -> Self {
         Self {
@@ -158,7 +158,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     let again = [&head(kind, &arrival)[..], arrival.bytes].concat();
     let (kind_again, arrival_again) = parse(&again).expect("the same");
     assert_eq!((kind, arrival.bytes), (kind_again, arrival_again.bytes));
-    assert_eq!(Stray::of(&arrival).head, Stray::of(&arrival_again).head);
+    assert_eq!(OwnedArrival::of(&arrival).head, OwnedArrival::of(&arrival_again).head);
     assert!(!matches!(arrival.source, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()));
     match kind {
         HandoverKind::Locate | HandoverKind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
@@ -192,7 +192,7 @@ mod tests {
             message.extend_from_slice(arrival.bytes);
             let (kind, parsed) = parse(&message).unwrap();
             assert_eq!((kind, parsed.bytes), (HandoverKind::Locate, arrival.bytes));
-            assert_eq!(Stray::of(&parsed).head, Stray::of(&arrival).head);
+            assert_eq!(OwnedArrival::of(&parsed).head, OwnedArrival::of(&arrival).head);
             message[0] = 77;
             assert!(parse(&message).is_none() && parse(&message[..HEAD - 1]).is_none());
         }

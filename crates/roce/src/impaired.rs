@@ -1,7 +1,7 @@
 //! Faults of the wire ([`adverb_core::wire`]) at a lane's socket: packets that leave, and packets that have come, are lost, kept for a while, repeated
 //! or damaged. There is none of this in processes without such faults.
 
-use crate::handover::Stray;
+use crate::handover::OwnedArrival;
 use crate::lane::Lane;
 use crate::lock;
 use crate::observer;
@@ -25,7 +25,7 @@ const MOST: usize = 1 << 16;
 pub(crate) struct LaneFaults {
     wire: &'static dyn Wire,
     leaving: Mutex<DelayQueue<Parcel>>,
-    coming: Mutex<DelayQueue<Stray>>,
+    coming: Mutex<DelayQueue<OwnedArrival>>,
     /// The source that looks at both queues when the next packet is due, and the time of that look.
     alarm: Arc<Alarm>,
     armed: Mutex<Option<Duration>>,
@@ -75,16 +75,16 @@ impl LaneFaults {
         if fate.is_lost {
             return;
         }
-        let stray = match fate.damage {
+        let owned = match fate.damage {
             Some(word) => {
                 let mut bytes = arrival.bytes.to_vec();
                 damage(&mut bytes, word);
-                Stray::of(&Arrival { bytes: &bytes, ..*arrival })
+                OwnedArrival::of(&Arrival { bytes: &bytes, ..*arrival })
             }
-            None => Stray::of(arrival),
+            None => OwnedArrival::of(arrival),
         };
         for _ in 0..=fate.copies {
-            self.keep(lane, &self.coming, stray.clone(), fate.wait, now);
+            self.keep(lane, &self.coming, owned.clone(), fate.wait, now);
         }
     }
 
@@ -95,7 +95,7 @@ impl LaneFaults {
     }
 
     /// The packets that have come and whose time has come, too.
-    pub(crate) fn due(&self, now: Duration) -> Vec<Stray> {
+    pub(crate) fn due(&self, now: Duration) -> Vec<OwnedArrival> {
         lock(&self.coming).due(now)
     }
 

@@ -18,8 +18,8 @@ use crate::impaired::LaneFaults;
 use crate::local::ChannelSnapshot;
 use crate::net::Net;
 use crate::pending_acks;
+use crate::rx_burst::RxBurst;
 use crate::socket::{Buffers, Socket};
-use crate::sweep::Sweep;
 use crate::time;
 use crate::{lock, lock_until};
 use adverb_core::cq::Lane as CqLane;
@@ -98,7 +98,7 @@ pub(crate) struct Lane {
 
 struct Rx {
     buffers: Buffers,
-    sweep: Sweep,
+    burst: RxBurst,
 }
 
 /// The thread that receives.
@@ -119,7 +119,7 @@ impl Lane {
             this: this.clone(),
             net: net.clone(),
             place: OnceLock::new(),
-            rx: Mutex::new(Rx { buffers: Buffers::new(), sweep: Sweep::default() }),
+            rx: Mutex::new(Rx { buffers: Buffers::new(), burst: RxBurst::default() }),
             tx: Mutex::new(Batch::new(&socket)),
             channels: Lock::default(),
             socket,
@@ -259,10 +259,10 @@ impl Lane {
             let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
             let received = self.socket.receive(&mut rx.buffers);
             if received.is_ok() {
-                rx.buffers.arrivals().for_each(|arrival| self.net.note_stray(&arrival));
+                rx.buffers.arrivals().for_each(|arrival| self.net.note_handover(&arrival));
             }
             drop(rx);
-            self.net.strays.hand_over_all(&self.net);
+            self.net.handover_queue.hand_over_all(&self.net);
             if !received.is_ok_and(|received| received.more) {
                 return;
             }
@@ -408,7 +408,7 @@ impl Source for Lane {
         self.is_ready(readiness, || self.lane_watch().switch_to_polls());
     }
 
-    fn attended(self: Arc<Self>, readiness: Readiness) {
+    fn ready_on_duty(self: Arc<Self>, readiness: Readiness) {
         self.is_ready(readiness, || false);
     }
 }

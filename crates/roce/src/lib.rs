@@ -4,7 +4,7 @@
 //! peer or sending [`datagram`]s. Packets leave in a [`batch`] by the [`lane`] of the queue pair's completion queue. A thread that polls that queue, or
 //! else the background thread, takes packets in there.
 //!
-//! Many processes share the host's address. [`gate`] is about UDP port 4791, which one of them holds. [`numbers`] divides the queue pair numbers.
+//! Many processes share the host's address. [`udp_port`] is about UDP port 4791, which one of them holds. [`numbers`] divides the queue pair numbers.
 //! [`handover`] passes packets on. [`locate`] finds out where a queue pair lives, so that peers reach each other directly.
 
 mod addresses;
@@ -15,10 +15,10 @@ mod device;
 mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod gate;
 mod gid;
 mod gsi;
 mod handover;
+mod handover_queue;
 mod host;
 mod impaired;
 mod kernel;
@@ -42,11 +42,11 @@ mod pending_acks;
 mod raw;
 mod recent;
 mod route;
+mod rx_burst;
 mod seqpacket;
 mod socket;
-mod strays;
-mod sweep;
 mod time;
+mod udp_port;
 
 pub use device::FACTORY;
 

@@ -464,7 +464,7 @@ impl MadHandler for Answering {
             method::GET if net.endpoint(message.number).is_some() => {
                 net.locator.answer_here(&net, mad, from);
             }
-            method::GET if net.gate.is_held() => {
+            method::GET if net.udp_port.is_held() => {
                 net.locator.pass_on(&net, mad, block_of(message.number), from, time::now());
             }
             method::GET_RESPONSE => net.locator.answered(&net, &message, from),

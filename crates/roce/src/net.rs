@@ -2,10 +2,10 @@
 
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
-use crate::gate::{self, Gate};
 use crate::gid::Gids;
 use crate::gsi::Gsi;
-use crate::handover::{self, HandoverKind, Stray};
+use crate::handover::{self, HandoverKind, OwnedArrival};
+use crate::handover_queue::{HandoverQueue, NoteOutcome};
 use crate::lane::Lane;
 use crate::local::Local;
 use crate::locate::Locator;
@@ -19,10 +19,10 @@ use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::pending_acks;
 use crate::raw::Steering;
+use crate::rx_burst::RxBurst;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
-use crate::strays::{NoteOutcome, Strays};
-use crate::sweep::Sweep;
+use crate::udp_port::{self, UdpPort};
 use adverb_core::counters::Counters;
 use adverb_core::cq::{self, CompletionQueue};
 use adverb_core::engine::{self, Engine};
@@ -85,7 +85,7 @@ pub(crate) struct Net {
     names: Vec<String>,
     /// All addresses of the host.
     pub(crate) gids: Arc<Gids>,
-    pub(crate) gate: Gate,
+    pub(crate) udp_port: UdpPort,
     pub(crate) gsi: Gsi,
     pub(crate) locator: Locator,
     /// Tells senders of requests for ports of this process where to ask.
@@ -96,7 +96,7 @@ pub(crate) struct Net {
     pub(crate) groups: Groups,
     pub(crate) steering: Steering,
     /// Packets for other processes.
-    pub(crate) strays: Strays,
+    pub(crate) handover_queue: HandoverQueue,
     /// Other processes of our user, by their blocks.
     block_owners: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
@@ -164,7 +164,7 @@ impl Net {
             counters: OnceLock::new(),
             names,
             gids: Arc::default(),
-            gate: Gate::default(),
+            udp_port: UdpPort::default(),
             gsi: Gsi::default(),
             locator: Locator::default(),
             notifier: Notifier::default(),
@@ -173,7 +173,7 @@ impl Net {
             pace: Pace::default(),
             groups: Groups::default(),
             steering: Steering::default(),
-            strays: Strays::default(),
+            handover_queue: HandoverQueue::default(),
             block_owners: Mutex::default(),
             other_users: OtherUsers::default(),
         })
@@ -291,7 +291,7 @@ impl Net {
         if let Some(lane) = lanes.all.first() {
             return Ok(lane.clone());
         }
-        let lane = self.gate.open(&self.this())?;
+        let lane = self.udp_port.open(&self.this())?;
         self.locator.listen(&self.this());
         self.enter_lane(lanes, &lane);
         Ok(lane)
@@ -383,10 +383,10 @@ impl Net {
 
     /// Takes in a datagram that has come: by its queue pair, or noted for the end of the burst. Cheap checks come first.
     #[inline]
-    pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
+    pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, burst: &mut RxBurst) {
         let number = packet::destination(arrival.bytes);
         // A packet for another process is captured by that process.
-        if watch::packets() && number.is_none_or(|number| !self.is_stray(number)) {
+        if watch::packets() && number.is_none_or(|number| !self.is_for_another_process(number)) {
             arrival.show();
         }
         let Some(number) = number else {
@@ -394,15 +394,15 @@ impl Net {
             return;
         };
         if let Some(endpoint) = table.get(&number) {
-            endpoint.arrived(arrival, now, sweep);
+            endpoint.arrived(arrival, now, burst);
         } else {
-            self.arrived_elsewhere(table, number, arrival, now, sweep);
+            self.arrived_elsewhere(table, number, arrival, now, burst);
         }
     }
 
     /// Whether this process holds the port, and the queue pair is another process's.
-    pub(crate) fn is_stray(&self, number: u32) -> bool {
-        !matches!(number, GSI_QPN | MULTICAST) && self.gate.is_held() && !self.owns(block_of(number))
+    pub(crate) fn is_for_another_process(&self, number: u32) -> bool {
+        !matches!(number, GSI_QPN | MULTICAST) && self.udp_port.is_held() && !self.owns(block_of(number))
     }
 
     #[cold]
@@ -412,33 +412,33 @@ impl Net {
         number: u32,
         arrival: &Arrival<'_>,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) {
         match number {
             // IB-PKT-53
             GSI_QPN if arrival.local.is_multicast() => self.counters().misaddressed.add(1),
             MULTICAST if !arrival.local.is_multicast() => self.counters().misaddressed.add(1),
             // IB-PKT-51
-            GSI_QPN => sweep.management.push(Stray::of(arrival)),
+            GSI_QPN => burst.management.push(OwnedArrival::of(arrival)),
             MULTICAST => {
                 // IB-UD-23, IB-UD-25
                 for member in self.groups.members(arrival.local) {
                     if let Some(endpoint) = table.get(&member) {
-                        endpoint.arrived(arrival, now, sweep);
+                        endpoint.arrived(arrival, now, burst);
                     }
                 }
-                if self.gate.is_held() {
-                    self.gate.forward_multicast(arrival);
+                if self.udp_port.is_held() {
+                    self.udp_port.forward_multicast(arrival);
                 }
             }
             // ROCE-39
-            _ if self.is_stray(number) => self.keep_stray(arrival),
+            _ if self.is_for_another_process(number) => self.queue_handover(arrival),
             _ => self.counters().unknown.add(1),
         }
     }
 
-    fn keep_stray(&self, arrival: &Arrival<'_>) {
-        match self.strays.note(arrival) {
+    fn queue_handover(&self, arrival: &Arrival<'_>) {
+        match self.handover_queue.note(arrival) {
             NoteOutcome::Kept => {}
             NoteOutcome::Damaged => self.counters().damaged.add(1),
             NoteOutcome::TooMany => self.counters().dropped.add(1),
@@ -446,17 +446,17 @@ impl Net {
     }
 
     /// Takes note of an arrival that is to be handed over to another process, and of nothing else.
-    pub(crate) fn note_stray(&self, arrival: &Arrival<'_>) {
-        if packet::destination(arrival.bytes).is_some_and(|number| self.is_stray(number)) {
-            self.keep_stray(arrival);
+    pub(crate) fn note_handover(&self, arrival: &Arrival<'_>) {
+        if packet::destination(arrival.bytes).is_some_and(|number| self.is_for_another_process(number)) {
+            self.queue_handover(arrival);
         }
     }
 
     // IB-PKT-46
     /// Finishes the work that a burst has left on the lane that it came by, apart from management datagrams and packets for other processes.
-    pub(crate) fn follow_up(&self, sweep: &mut Sweep, lane: &Lane) {
+    pub(crate) fn follow_up(&self, burst: &mut RxBurst, lane: &Lane) {
         let mut here = false;
-        for endpoint in sweep.ready.drain(..) {
+        for endpoint in burst.ready.drain(..) {
             let other = !std::ptr::eq(&*endpoint.lane, lane);
             endpoint.enqueue();
             if other {
@@ -471,7 +471,7 @@ impl Net {
     }
 
     /// Management datagrams, with no lock held.
-    pub(crate) fn manage(&self, datagrams: Vec<Stray>) {
+    pub(crate) fn manage(&self, datagrams: Vec<OwnedArrival>) {
         for datagram in datagrams {
             match Gsi::check(&datagram.arrival()) {
                 Some((mad, source)) => self.gsi.deliver(mad, source),
@@ -481,7 +481,7 @@ impl Net {
     }
 
     /// Has the background thread handle management datagrams.
-    pub(crate) fn manage_later(&self, datagrams: Vec<Stray>) {
+    pub(crate) fn manage_later(&self, datagrams: Vec<OwnedArrival>) {
         if let Ok(engine) = self.engine() {
             let later = Arc::new(Later { net: self.this(), datagrams: Mutex::new(datagrams) });
             // Without a timer they are lost, as the network may lose them.
@@ -598,12 +598,12 @@ impl Net {
             }
             Some((kind @ (HandoverKind::Join | HandoverKind::Leave), arrival)) if trusted => {
                 let join = kind == HandoverKind::Join;
-                self.gate.member_asks(&self.groups, join, arrival.local, arrival.interface, from);
+                self.udp_port.member_asks(&self.groups, join, arrival.local, arrival.interface, from);
             }
             Some((kind @ (HandoverKind::Joined | HandoverKind::NotJoined), arrival)) if trusted => {
                 let joined = kind == HandoverKind::Joined;
-                let answer = if joined { Ok(()) } else { gate::refusal(arrival.source_port) };
-                self.gate.holder_answers(&self.groups, arrival.local, arrival.interface, answer, from);
+                let answer = if joined { Ok(()) } else { udp_port::refusal(arrival.source_port) };
+                self.udp_port.holder_answers(&self.groups, arrival.local, arrival.interface, answer, from);
             }
             _ => self.counters().unknown.add(1),
         }
@@ -617,14 +617,14 @@ impl Net {
 
     /// A packet that another process has received for this one.
     fn handed_in(&self, arrival: &Arrival<'_>) {
-        let mut sweep = Sweep::default();
+        let mut burst = RxBurst::default();
         {
             let table = self.endpoints();
-            self.arrived(&table, arrival, crate::time::now(), &mut sweep);
+            self.arrived(&table, arrival, crate::time::now(), &mut burst);
         }
-        let management = std::mem::take(&mut sweep.management);
+        let management = std::mem::take(&mut burst.management);
         if let Ok(lane) = self.primary() {
-            self.follow_up(&mut sweep, &lane);
+            self.follow_up(&mut burst, &lane);
         }
         // Pending acknowledgements leave with the next packets on their lane, or soon: a peer that sends through a holder is in no hurry.
         self.all_lanes().for_each(|lane| lane.settle());
@@ -684,7 +684,7 @@ impl Feed {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, connection.fd());
         }
-        self.net.gate.member_left(&self.net.groups, connection);
+        self.net.udp_port.member_left(&self.net.groups, connection);
         self.net.local.hub.hung_up(&self.net, connection);
         self.net.other_users.leave(connection);
         *lock(&self.connection) = None;
@@ -694,7 +694,7 @@ impl Feed {
 /// Management datagrams that the background thread handles soon.
 struct Later {
     net: Arc<Net>,
-    datagrams: Mutex<Vec<Stray>>,
+    datagrams: Mutex<Vec<OwnedArrival>>,
 }
 
 impl Source for Later {

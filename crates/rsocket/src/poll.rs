@@ -3,7 +3,7 @@
 use crate::process::{Process, Socket, lookup};
 use crate::wait::{Waitable, Waiters, sleep_until, system_poll};
 use adverb_core::cancel::CancellationGuard;
-use adverb_core::cq::Attendance;
+use adverb_core::cq::SleepGuard;
 use adverb_core::error::Result;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ impl Waitable for Socket {
         }
     }
 
-    fn arm(&self) -> Option<Attendance> {
+    fn arm(&self) -> Option<SleepGuard> {
         match self {
             Self::Stream(stream) => stream.arm(),
             Self::Datagram(datagram) => datagram.arm(),

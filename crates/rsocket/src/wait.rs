@@ -7,7 +7,7 @@
 
 use crate::process::Process;
 use adverb_core::cancel::CancellationGuard;
-use adverb_core::cq::Attendance;
+use adverb_core::cq::SleepGuard;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::ForkGeneration;
 use std::cell::RefCell;
@@ -23,8 +23,8 @@ pub(crate) const CAN_WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
 pub(crate) trait Waitable {
     /// Takes in what has come, and says which of `events` (and of errors) are there, in the words of poll(2).
     fn look(&self, events: i16) -> i16;
-    /// What is told by the descriptors comes from now on, until the attendance ends.
-    fn arm(&self) -> Option<Attendance>;
+    /// From now on the descriptors tell of what comes, until the guard is dropped.
+    fn arm(&self) -> Option<SleepGuard>;
     /// The descriptors that become ready with the next event.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>);
     /// Takes the event away, since some of the descriptors are ready.
@@ -125,14 +125,14 @@ impl Waiters {
 struct Stay<'a, W: Waitable> {
     on: &'a [W],
     waiter: Arc<Waiter>,
-    attendances: Vec<Attendance>,
+    sleeps: Vec<SleepGuard>,
 }
 
 impl<'a, W: Waitable> Stay<'a, W> {
     fn begin(on: &'a [W]) -> Result<Self> {
         let waiter = Waiter::current()?;
         on.iter().for_each(|socket| socket.waiters().enter(&waiter));
-        Ok(Self { on, waiter, attendances: Vec::with_capacity(on.len()) })
+        Ok(Self { on, waiter, sleeps: Vec::with_capacity(on.len()) })
     }
 }
 
@@ -185,7 +185,7 @@ pub(crate) fn sleep_until<W: Waitable, T>(
     loop {
         {
             let _whole = CancellationGuard::new();
-            stay.attendances.extend(sockets.iter().filter_map(Waitable::arm));
+            stay.sleeps.extend(sockets.iter().filter_map(Waitable::arm));
             if let Some(found) = done(others) {
                 return Ok(Some(found));
             }
@@ -207,7 +207,7 @@ pub(crate) fn sleep_until<W: Waitable, T>(
         }
         let _whole = CancellationGuard::new();
         // What comes in now is taken in here: no event need tell of it.
-        stay.attendances.clear();
+        stay.sleeps.clear();
         let mut start = 0;
         for (socket, end) in sockets.iter().zip(&ends) {
             let own = &list[start..*end];
@@ -285,7 +285,7 @@ mod tests {
             0
         }
 
-        fn arm(&self) -> Option<Attendance> {
+        fn arm(&self) -> Option<SleepGuard> {
             None
         }
 

@@ -6,8 +6,8 @@
 //! fit, the bytes are inside, and our own key opens the element.
 
 use crate::neighbour::Neighbour;
+use crate::neighbour_memory::{NeighbourMemory, Pair, Region};
 use crate::place::Place;
-use crate::reach::{Pair, Reach, Region};
 use crate::tally::{self, Direction, Tally};
 use adverb_core::counters::Counters;
 use adverb_core::log;
@@ -22,7 +22,7 @@ const LONGEST: u32 = 4096;
 
 /// What one queue pair knows of its peer's process, for requests that are being posted.
 pub struct AtOnce {
-    reach: Arc<Reach>,
+    neighbour_memory: Arc<NeighbourMemory>,
     pair: Pair,
     place: Place,
     /// The region that was used last, and what the queue pair may do there.
@@ -39,11 +39,11 @@ impl AtOnce {
     pub(crate) fn new(
         neighbour: &Neighbour,
         queues: &Queues,
-        (reach, pair, region): (&Arc<Reach>, Pair, &Arc<Region>),
+        (neighbour_memory, pair, region): (&Arc<NeighbourMemory>, Pair, &Arc<Region>),
         reads: bool,
     ) -> Self {
         let mut new = Self {
-            reach: reach.clone(),
+            neighbour_memory: neighbour_memory.clone(),
             pair,
             place: Place::find(neighbour),
             region: region.clone(),
@@ -68,7 +68,7 @@ impl AtOnce {
     /// the cache, or the request is queued: a look-up may take a system call, and other posters would wait.
     #[cold]
     fn turn_to(&mut self, queues: &Queues, key: u32) {
-        if let Some(region) = self.reach.known(key) {
+        if let Some(region) = self.neighbour_memory.known(key) {
             self.region = region;
             self.judge(queues);
         }
@@ -87,7 +87,7 @@ impl AtOnce {
     /// What becomes of a request that is to be queued.
     #[cold]
     fn left(&self, neighbour: &Neighbour) -> AtPost {
-        let is_over = neighbour.has_ended() || !self.reach.says(&self.pair);
+        let is_over = neighbour.has_ended() || !self.neighbour_memory.says(&self.pair);
         if is_over { AtPost::Over } else { AtPost::No }
     }
 
@@ -121,7 +121,7 @@ impl AtOnce {
             self.turn_to(queues, request.rkey);
             return None;
         }
-        if !self.reach.says(&self.pair) || !self.rights.contains(needed) {
+        if !self.neighbour_memory.says(&self.pair) || !self.rights.contains(needed) {
             return None;
         }
         let target = self.region.inside(request.remote_address, sge.length)?;

@@ -9,8 +9,8 @@
 
 use crate::at_once::AtOnce;
 use crate::neighbour::Neighbour;
+use crate::neighbour_memory::{NeighbourMemory, Pair, Region};
 use crate::place::Place;
-use crate::reach::{Pair, Reach, Region};
 use crate::tally::{self, Tally};
 use adverb_core::busy::Busy;
 use adverb_core::log;
@@ -32,7 +32,7 @@ const MOST_PAUSE: u32 = 64;
 /// What one queue pair remembers of its peer's process.
 #[derive(Default)]
 pub struct Direct {
-    reach: Option<Arc<Reach>>,
+    neighbour_memory: Option<Arc<NeighbourMemory>>,
     /// The published entry of the peer's queue pair.
     pair: Option<Pair>,
     /// Requests before it is looked for again, and how many there were before the last look.
@@ -66,9 +66,13 @@ pub enum Step {
 
 /// The region with this key, if it is published.
 #[inline(always)]
-fn find<'a>(last: &'a mut Option<Arc<Region>>, reach: &Reach, key: u32) -> Option<&'a Region> {
+fn find<'a>(
+    last: &'a mut Option<Arc<Region>>,
+    neighbour_memory: &NeighbourMemory,
+    key: u32,
+) -> Option<&'a Region> {
     if last.as_ref().is_none_or(|region| region.key != key) {
-        *last = reach.region(key);
+        *last = neighbour_memory.region(key);
     }
     last.as_deref()
 }
@@ -97,23 +101,24 @@ impl Direct {
         if !(reads || right == Access::REMOTE_WRITE) || !self.reaches(neighbour, peer) {
             return false;
         }
-        let Some(reach) = &self.reach else { return false };
-        let Some(region) = find(&mut self.region, reach, work.rkey) else { return false };
+        let Some(neighbour_memory) = &self.neighbour_memory else { return false };
+        let Some(region) = find(&mut self.region, neighbour_memory, work.rkey) else { return false };
         region.mapped(work, right).is_some() || self.suits_kernel(work)
     }
 
     /// Whether the kernel would copy for a request, as it seems.
     #[cold]
     fn suits_kernel(&mut self, work: &SendWork) -> bool {
-        let Some(reach) = &self.reach else { return false };
-        if self.region.as_ref().is_some_and(|region| region.misses_view(reach)) {
-            self.region = reach.region(work.rkey);
+        let Some(neighbour_memory) = &self.neighbour_memory else { return false };
+        if self.region.as_ref().is_some_and(|region| region.misses_view(neighbour_memory)) {
+            self.region = neighbour_memory.region(work.rkey);
         }
         let Some((right, region)) = right(work).zip(self.region.as_deref()) else { return false };
         // It may have been looked up anew.
         let suits = region.mapped(work, right).is_some()
             || self.refused != Some(work.sequence)
-                && (region.common(work, right).is_some() || by_kernel(reach, region, work).is_some());
+                && (region.common(work, right).is_some()
+                    || by_kernel(neighbour_memory, region, work).is_some());
         if !suits {
             self.ask_for_common();
         }
@@ -134,11 +139,11 @@ impl Direct {
             self.pause -= 1;
             return false;
         }
-        if self.reach.is_none() {
-            self.reach = neighbour.reach();
+        if self.neighbour_memory.is_none() {
+            self.neighbour_memory = neighbour.memory();
         }
-        self.pair = self.reach.as_ref().and_then(|reach| reach.pair(peer));
-        let is_missing = self.reach.is_some() && self.pair.is_none();
+        self.pair = self.neighbour_memory.as_ref().and_then(|neighbour_memory| neighbour_memory.pair(peer));
+        let is_missing = self.neighbour_memory.is_some() && self.pair.is_none();
         self.paused = if is_missing { (2 * self.paused).clamp(1, MOST_PAUSE) } else { 0 };
         self.pause = self.paused;
         self.pair.is_some()
@@ -151,13 +156,15 @@ impl Direct {
             return false;
         }
         // The place may be another queue pair's by now: then nothing is carried out by it either.
-        let Some((reach, pair)) = self.reach.as_ref().zip(self.pair) else { return false };
-        reach.table.taken(pair.index as usize) >= count
+        let Some((neighbour_memory, pair)) = self.neighbour_memory.as_ref().zip(self.pair) else {
+            return false;
+        };
+        neighbour_memory.table.taken(pair.index as usize) >= count
     }
 
     /// The other process has gone, or the queue pair gets another peer.
     pub fn forget(&mut self) {
-        (self.reach, self.pair, self.region) = (None, None, None);
+        (self.neighbour_memory, self.pair, self.region) = (None, None, None);
         self.begin_anew();
     }
 
@@ -208,8 +215,9 @@ impl Direct {
     /// What carries out short requests as they are posted, if the last one that this has carried out was in memory that is mapped. `reads`: the queue pair may have
     /// reads under way.
     pub fn at_once(&self, neighbour: &Neighbour, queues: &Queues, reads: bool) -> Option<AtOnce> {
-        let (reach, pair, region) = (self.reach.as_ref()?, self.pair?, self.region.as_ref()?);
-        region.is_mapped().then(|| AtOnce::new(neighbour, queues, (reach, pair, region), reads))
+        let (neighbour_memory, pair, region) =
+            (self.neighbour_memory.as_ref()?, self.pair?, self.region.as_ref()?);
+        region.is_mapped().then(|| AtOnce::new(neighbour, queues, (neighbour_memory, pair, region), reads))
     }
 
     #[inline(always)]
@@ -275,8 +283,8 @@ impl Direct {
     ) -> Option<u32> {
         let right = right(work)?;
         let from = self.done;
-        let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
+        let Self { neighbour_memory, pair, place, region, .. } = self;
+        let stands = announce(neighbour_memory, pair, place, region, (neighbour, queues), work, right)?;
         let (view, at) = stands.region.mapped(work, right)?;
         let slice = (work.length - from).min(SLICE);
         match in_view(reader, queues, (work, from, slice), (view, at + from as usize)) {
@@ -300,10 +308,10 @@ impl Direct {
     ) -> Option<u32> {
         let right = right(work)?;
         let from = self.done;
-        let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
+        let Self { neighbour_memory, pair, place, region, .. } = self;
+        let stands = announce(neighbour_memory, pair, place, region, (neighbour, queues), work, right)?;
         let (common, at) = stands.region.common(work, right)?;
-        let process = stands.reach.process.as_ref()?;
+        let process = stands.neighbour_memory.process.as_ref()?;
         let slice = (work.length - from).min(SLICE);
         let to_write = right != Access::REMOTE_READ;
         // The look is a system call, and a page may have to be read back from where it has been swapped to.
@@ -324,10 +332,10 @@ impl Direct {
 
     /// A request has gone another way than by the memory that the other program shares by itself: it may be worth it to map that.
     fn ask_for_common(&self) {
-        if let Some((reach, region)) = self.reach.as_ref().zip(self.region.as_ref())
+        if let Some((neighbour_memory, region)) = self.neighbour_memory.as_ref().zip(self.region.as_ref())
             && region.asks_for_common()
         {
-            reach.join(region);
+            neighbour_memory.join(region);
         }
     }
 
@@ -342,9 +350,9 @@ impl Direct {
     ) -> Option<u32> {
         let right = right(work)?;
         let from = self.done;
-        let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
-        let (process, address) = by_kernel(stands.reach, stands.region, work)?;
+        let Self { neighbour_memory, pair, place, region, .. } = self;
+        let stands = announce(neighbour_memory, pair, place, region, (neighbour, queues), work, right)?;
+        let (process, address) = by_kernel(stands.neighbour_memory, stands.region, work)?;
         let slice = (work.length - from).min(SLICE);
         let target = (process, address + u64::from(from), stands.region.by_file());
         let copied = busy.during(|| match work.opcode {
@@ -395,7 +403,7 @@ fn in_view(
 
 /// The entries that the owner keeps as they are, until this is dropped.
 struct Stands<'a> {
-    reach: &'a Reach,
+    neighbour_memory: &'a NeighbourMemory,
     region: &'a Region,
     _announced: HazardGuard<'a>,
 }
@@ -403,7 +411,7 @@ struct Stands<'a> {
 /// Announces what a request is about, and looks whether the other process permits it to this queue pair.
 #[inline(always)]
 fn announce<'a>(
-    reach: &'a Option<Arc<Reach>>,
+    neighbour_memory: &'a Option<Arc<NeighbourMemory>>,
     pair: &mut Option<Pair>,
     place: &'a mut Option<Place>,
     region: &'a mut Option<Arc<Region>>,
@@ -411,12 +419,12 @@ fn announce<'a>(
     work: &SendWork,
     right: Access,
 ) -> Option<Stands<'a>> {
-    let reach = reach.as_deref()?;
+    let neighbour_memory = neighbour_memory.as_deref()?;
     let told = pair.as_ref()?;
-    let number = find(region, reach, work.rkey)?.number;
+    let number = find(region, neighbour_memory, work.rkey)?.number;
     let announced = place.get_or_insert_with(|| Place::find(neighbour)).announce(number, told.index)?;
     // Entries that were found before count only if they still stand after the announcement.
-    if !reach.says(told) {
+    if !neighbour_memory.says(told) {
         *pair = None;
         return None;
     }
@@ -427,12 +435,16 @@ fn announce<'a>(
     let region = region.as_deref()?;
     let is_permitted = told.allowed.contains(right);
     let stands = told.back == queues.number && region.domain() == told.domain && is_permitted;
-    stands.then_some(Stands { reach, region, _announced: announced })
+    stands.then_some(Stands { neighbour_memory, region, _announced: announced })
 }
 
 /// The process by which, and the address at which, the kernel would carry out a request.
-fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(&'a Process, u64)> {
+fn by_kernel<'a>(
+    neighbour_memory: &'a NeighbourMemory,
+    region: &Region,
+    work: &SendWork,
+) -> Option<(&'a Process, u64)> {
     let right = right(work).filter(|right| kernel_does(*right))?;
-    let process = reach.process.as_ref().filter(|process| process.copies(region.by_file()))?;
+    let process = neighbour_memory.process.as_ref().filter(|process| process.copies(region.by_file()))?;
     Some((process, region.address(work, right)?))
 }

@@ -2,7 +2,7 @@
 //! what it lets this one use, and what processes say as they meet.
 
 use crate::direct::right;
-use crate::reach::Reach;
+use crate::neighbour_memory::NeighbourMemory;
 use adverb_core::memory::key_number;
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Opcode, SendFlags};
@@ -29,8 +29,8 @@ pub fn table(bytes: &[u8]) {
         OwnedFd::from_raw_fd(fd)
     };
     let descriptor = table.descriptor().try_clone_to_owned().expect("a descriptor");
-    let reach = Reach::new(descriptor, None).expect("a table");
-    reach.learn(memory);
+    let neighbour_memory = NeighbourMemory::new(descriptor, None).expect("a table");
+    neighbour_memory.learn(memory);
     for _ in 0..bytes.len() / 96 {
         // Now and then what an honest process would say.
         let (key, form) = (next() as u32, next());
@@ -42,7 +42,7 @@ pub fn table(bytes: &[u8]) {
         let (number, at) = (next() as u32, next() as usize % 256);
         table.withdraw(Kind::Pair, at);
         table.publish(Kind::Pair, at, number, opened);
-        assert!(reach.pair(number).is_some_and(|pair| pair.index as usize <= at));
+        assert!(neighbour_memory.pair(number).is_some_and(|pair| pair.index as usize <= at));
         let work = SendWork {
             sequence: 0,
             wr_id: 0,
@@ -57,7 +57,7 @@ pub fn table(bytes: &[u8]) {
             swap: 0,
             shared_queue: 0,
         };
-        let (Some(region), Some(right)) = (reach.region(key), right(&work)) else { continue };
+        let (Some(region), Some(right)) = (neighbour_memory.region(key), right(&work)) else { continue };
         let _ = region.by_address();
         if let Some(address) = region.address(&work, right) {
             assert!(address.checked_add(work.length.into()).is_some_and(|end| end <= i64::MAX as u64));

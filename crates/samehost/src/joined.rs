@@ -5,7 +5,7 @@
 //! anything is mapped.
 
 use crate::lock;
-use crate::reach::{Reach, Region};
+use crate::neighbour_memory::{NeighbourMemory, Region};
 use adverb_core::engine;
 use adverb_core::memory::common::Common;
 use adverb_core::reactor::{Readiness, Source};
@@ -82,7 +82,7 @@ impl MappingState {
 
 /// A region is mapped, and the background thread looks after it from then on.
 pub(crate) struct Joining {
-    pub(crate) reach: Arc<Reach>,
+    pub(crate) neighbour_memory: Arc<NeighbourMemory>,
     pub(crate) region: Arc<Region>,
 }
 
@@ -92,20 +92,20 @@ impl Source for Joining {
     /// By another thread: the file system of a descriptor that it looks at may be slow to answer, or never answer. Then no other region of that process is mapped, and
     /// nothing else waits.
     fn timeout(self: Arc<Self>) {
-        if !self.reach.begins_to_join() {
+        if !self.neighbour_memory.begins_to_join() {
             self.region.ask_again();
             return;
         }
         let this = self.clone();
         let join = move || {
-            this.region.join(&this.reach);
-            this.reach.has_joined();
+            this.region.join(&this.neighbour_memory);
+            this.neighbour_memory.has_joined();
             Looking::call(this.region.clone());
         };
         let spawned =
             engine::engine().is_ok_and(|engine| engine.reactor.helpers.spawn("adverb-join", join).is_ok());
         if !spawned {
-            self.reach.has_joined();
+            self.neighbour_memory.has_joined();
         }
     }
 }

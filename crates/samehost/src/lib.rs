@@ -31,10 +31,10 @@ mod lending;
 mod loans;
 mod look;
 mod neighbour;
+mod neighbour_memory;
 mod parts;
 mod place;
 mod processor;
-mod reach;
 mod sharing;
 mod shown;
 mod tally;
@@ -51,8 +51,8 @@ pub use landmark::Landmark;
 pub use lending::Lending;
 pub use loans::Loans;
 pub use neighbour::{Life, Neighbour, NeighbourLink};
+pub use neighbour_memory::{LastRegion, NeighbourMemory, Region};
 pub use parts::Parts;
-pub use reach::{LastRegion, Reach, Region};
 pub use sharing::{PublishedPair, Sharing, Terms};
 
 /// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any

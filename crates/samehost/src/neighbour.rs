@@ -4,7 +4,7 @@ use crate::landmark::Landmark;
 use crate::loans::Loans;
 use crate::lock;
 use crate::look::look;
-use crate::reach::Reach;
+use crate::neighbour_memory::NeighbourMemory;
 use adverb_core::log;
 use adverb_core::memory::Keys;
 use adverb_core::memory::moved::Place;
@@ -70,7 +70,7 @@ impl Life {
 
 /// Whether this process knows where the other one has its memory.
 #[derive(Default)]
-enum ReachState {
+enum NeighbourMemoryState {
     /// The process has not said it.
     #[default]
     Unknown,
@@ -79,7 +79,7 @@ enum ReachState {
         table: OwnedFd,
         memory: Option<OwnedFd>,
     },
-    Known(Arc<Reach>),
+    Known(Arc<NeighbourMemory>),
 }
 
 /// Another process of this host, or this one itself: how this process reaches its memory, and which of ours
@@ -92,7 +92,7 @@ pub struct Neighbour {
     hazard_slots: Arc<HazardSlots>,
     hazard_view: HazardView,
     loans: Arc<Loans>,
-    reach: Mutex<ReachState>,
+    memory: Mutex<NeighbourMemoryState>,
     /// The news of our memory that the other process has got: [`TABLE`], [`MEMORY`].
     told: AtomicU8,
     delays: AtomicU32,
@@ -122,7 +122,7 @@ impl Neighbour {
             hazard_slots: Arc::new(hazard_slots),
             hazard_view,
             loans,
-            reach: Mutex::default(),
+            memory: Mutex::default(),
             told: AtomicU8::new(0),
             delays: AtomicU32::new(0),
             life: AtomicU8::new(Life::Arriving as u8),
@@ -179,10 +179,10 @@ impl Neighbour {
     }
 
     /// The memory of the other process, if that is in reach.
-    pub fn reach(&self) -> Option<Arc<Reach>> {
-        match &*lock(&self.reach) {
-            ReachState::Known(reach) => Some(reach.clone()),
-            ReachState::Unknown | ReachState::Looking { .. } => None,
+    pub fn memory(&self) -> Option<Arc<NeighbourMemory>> {
+        match &*lock(&self.memory) {
+            NeighbourMemoryState::Known(neighbour_memory) => Some(neighbour_memory.clone()),
+            NeighbourMemoryState::Unknown | NeighbourMemoryState::Looking { .. } => None,
         }
     }
 
@@ -191,12 +191,12 @@ impl Neighbour {
     /// # Errors
     /// Those of mmap(2).
     fn learn(&self, table: OwnedFd, memory: Option<OwnedFd>, process: Option<Process>) -> io::Result<()> {
-        let reach = Arc::new(Reach::new(table, process)?);
+        let neighbour_memory = Arc::new(NeighbourMemory::new(table, process)?);
         if let Some(memory) = memory {
-            reach.learn(memory);
+            neighbour_memory.learn(memory);
         }
         log!(Info, "memory of process {} is in reach", self.process);
-        *lock(&self.reach) = ReachState::Known(reach);
+        *lock(&self.memory) = NeighbourMemoryState::Known(neighbour_memory);
         Ok(())
     }
 
@@ -205,9 +205,9 @@ impl Neighbour {
         if !self.shares {
             return Ok(());
         }
-        match self.reach() {
-            Some(reach) => {
-                memory.into_iter().for_each(|memory| reach.learn(memory));
+        match self.memory() {
+            Some(neighbour_memory) => {
+                memory.into_iter().for_each(|memory| neighbour_memory.learn(memory));
                 Ok(())
             }
             None => self.learn(table, memory, Landmark::own().find(self.process)),
@@ -216,8 +216,8 @@ impl Neighbour {
 
     /// A thread has looked at the landmark of the other process, and has found this.
     fn has_looked(&self, process: Option<Process>) {
-        let mut state = lock(&self.reach);
-        let ReachState::Looking { table, memory } = std::mem::take(&mut *state) else { return };
+        let mut state = lock(&self.memory);
+        let NeighbourMemoryState::Looking { table, memory } = std::mem::take(&mut *state) else { return };
         drop(state);
         let learned = if self.has_ended() { Ok(()) } else { self.learn(table, memory, process) };
         self.warn_unless(learned);
@@ -260,7 +260,7 @@ impl Neighbour {
     /// own.
     pub fn forget(&self) {
         self.loans.end();
-        *lock(&self.reach) = ReachState::Unknown;
+        *lock(&self.memory) = NeighbourMemoryState::Unknown;
     }
 }
 
@@ -283,19 +283,19 @@ impl dyn NeighbourLink + '_ {
             Ok(all) => all,
             Err(error) => return neighbour.warn_unless(Err(error)),
         };
-        let mut state = lock(&neighbour.reach);
+        let mut state = lock(&neighbour.memory);
         // The table that it has told of first counts.
         match &mut *state {
-            ReachState::Known(reach) => {
-                let reach = reach.clone();
+            NeighbourMemoryState::Known(neighbour_memory) => {
+                let neighbour_memory = neighbour_memory.clone();
                 drop(state);
-                memory.into_iter().for_each(|memory| reach.learn(memory));
+                memory.into_iter().for_each(|memory| neighbour_memory.learn(memory));
             }
-            ReachState::Looking { memory: known, .. } => {
+            NeighbourMemoryState::Looking { memory: known, .. } => {
                 *known = known.take().or(memory);
             }
-            ReachState::Unknown => {
-                *state = ReachState::Looking { table, memory };
+            NeighbourMemoryState::Unknown => {
+                *state = NeighbourMemoryState::Looking { table, memory };
                 drop(state);
                 let (this, process) = (self.this(), neighbour.process);
                 look(

@@ -6,8 +6,8 @@
 //! in the same way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one that is dropped, or that nobody
 //! polls.
 //!
-//! The watcher of the only async connection of a process *attends*: packets that arrive wake it directly, and the background thread sleeps on
-//! ([`Attendant`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
+//! The watcher of the only async connection of a process is *on duty*: packets that arrive wake it directly, and the background thread sleeps on
+//! ([`TaskDutyGuard`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
 //! only when it waits again.
 
 use super::queues::{ConnectionQueues, WorkQueues};
@@ -17,7 +17,7 @@ use crate::request::buffers_of_completion;
 use crate::{Buffer, Completion, CompletionQueue, Error, Payload, RequestError, Result, SharedReceiveQueue};
 use adverb_core::engine;
 use adverb_core::failure::FailureListener;
-use adverb_core::reactor::Attendant;
+use adverb_core::reactor::TaskDutyGuard;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// The number of each receive. Requests of the send queue have the index of their place.
 pub(super) const RECEIVE: u64 = u64::MAX;
 
-/// A watcher attends no more when it was woken so many times in a row without a completion of its own. Such
+/// A watcher gives up the duty when it was woken so many times in a row without a completion of its own. Such
 /// are packets of others, of long messages, and of one-sided requests.
 const MOST_IN_VAIN: u32 = 64;
 
@@ -73,7 +73,7 @@ struct DriverState {
     awaited: usize,
     /// The descriptor will be readable at the next completion, or is so already.
     armed: bool,
-    attendance: Attendance,
+    duty: DutyState,
     /// The queue cannot be watched any more.
     failure: Option<Error>,
     /// Buffers of requests whose futures were dropped, and of atomics.
@@ -83,12 +83,12 @@ struct DriverState {
 }
 
 /// The connection's part in taking in packets, its own ones and those of others.
-enum Attendance {
+enum DutyState {
     /// None: the background thread takes them in, or another connection.
     None,
     /// Packets wake the watcher. `is_due`: they have woken it, and some may not be taken in yet. `in_vain`: how often in a row nothing has come for
     /// this connection.
-    Attends { attendant: Attendant, is_due: bool, in_vain: u32 },
+    OnDuty { task_duty: TaskDutyGuard, is_due: bool, in_vain: u32 },
 }
 
 /// A place in the table of requests.
@@ -229,16 +229,16 @@ impl DriverState {
             self.armed = true;
             self.drain(queue, afterwards)?;
         }
-        self.attend();
+        self.serve_before_wait();
         Ok(())
     }
 
     /// Takes in packets that have arrived, if that is this connection's part. A completion of an armed queue raises its event.
-    fn attend(&mut self) {
-        if let Attendance::Attends { attendant, is_due, .. } = &mut self.attendance
+    fn serve_before_wait(&mut self) {
+        if let DutyState::OnDuty { task_duty, is_due, .. } = &mut self.duty
             && std::mem::take(is_due)
         {
-            attendant.attend();
+            task_duty.serve_before_wait();
         }
     }
 
@@ -267,7 +267,7 @@ impl DriverState {
             self.armed = false;
         }
         let found = self.drain(queue, afterwards)?;
-        if let Attendance::Attends { is_due, in_vain, .. } = &mut self.attendance {
+        if let DutyState::OnDuty { is_due, in_vain, .. } = &mut self.duty {
             *is_due |= cause.arrival;
             *in_vain = if cause.arrival && found == 0 { *in_vain + 1 } else { 0 };
         }
@@ -276,7 +276,7 @@ impl DriverState {
         }
         // A task that was woken here takes in the rest when it waits again. Other connections may not wait for that.
         if afterwards.wakers.is_empty() || !is_alone {
-            self.attend();
+            self.serve_before_wait();
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ impl<Q: WorkQueues> Driver<Q> {
             is_end: Q::is_end,
             awaited: 0,
             armed: false,
-            attendance: Attendance::None,
+            duty: DutyState::None,
             failure: None,
             spare: Vec::new(),
             needed: Vec::new(),
@@ -493,7 +493,7 @@ impl<Q: WorkQueues> Driver<Q> {
         self.lock().keep([buffer], &mut afterwards);
     }
 
-    /// The watcher was woken. Whether it is to go on with its attendance.
+    /// The watcher was woken. Whether it is to go on with its duty.
     pub(super) fn tend(&self, cause: WakeCause) -> bool {
         let mut afterwards = Afterwards::default();
         let mut state = self.lock();
@@ -501,27 +501,28 @@ impl<Q: WorkQueues> Driver<Q> {
         if let Err(error) = state.tend(&self.queue, cause, is_alone, &mut afterwards) {
             state.fail(error, &mut afterwards);
         }
-        is_alone && matches!(state.attendance, Attendance::Attends { in_vain, .. } if in_vain < MOST_IN_VAIN)
+        is_alone && matches!(state.duty, DutyState::OnDuty { in_vain, .. } if in_vain < MOST_IN_VAIN)
     }
 
-    /// Has the connection attend, if it is the only one, and if `runtime` watches a descriptor more.
-    pub(super) fn begin_attendance(&self, runtime: &dyn Runtime) -> Option<Box<dyn Watch>> {
+    /// Puts the connection's watcher on duty, if the connection is the only one, and if `runtime` watches a descriptor more.
+    pub(super) fn begin_duty(&self, runtime: &dyn Runtime) -> Option<Box<dyn Watch>> {
         // The tasks of several connections may run on several threads: the background thread serves them better.
         if !is_alone() {
             return None;
         }
         let engine = self.queues.domain().context().0.engine();
         // In a child of fork, another thread may have a lock of this engine.
-        let attendant = engine::existing().filter(|it| std::ptr::eq(*it, engine))?.reactor.attendant()?;
-        let watch = runtime.watch(attendant.descriptor().ok()?).ok()?;
+        let task_duty =
+            engine::existing().filter(|it| std::ptr::eq(*it, engine))?.reactor.begin_task_duty()?;
+        let watch = runtime.watch(task_duty.descriptor().ok()?).ok()?;
         // Something may have arrived before.
-        self.lock().attendance = Attendance::Attends { attendant, is_due: true, in_vain: 0 };
+        self.lock().duty = DutyState::OnDuty { task_duty, is_due: true, in_vain: 0 };
         Some(watch)
     }
 
-    pub(super) fn end_attendance(&self) {
-        let attendance = std::mem::replace(&mut self.lock().attendance, Attendance::None);
-        drop(attendance);
+    pub(super) fn end_duty(&self) {
+        let duty = std::mem::replace(&mut self.lock().duty, DutyState::None);
+        drop(duty);
     }
 
     /// Where all requests complete.

@@ -61,14 +61,14 @@ impl WatcherEnd {
 /// Wake-ups that the watcher serves in a row, before other tasks of its thread get their turn.
 const MOST_WAKE_UPS_AT_ONCE: usize = 16;
 
-/// The task of a connection that waits for its queue's descriptor. It also waits for packets, if the connection attends.
+/// The task of a connection that waits for its queue's descriptor. It also waits for packets, while it is on duty.
 pub(super) struct Watcher<Q: WorkQueues> {
     driver: Arc<Driver<Q>>,
     /// The runtime has this task. So the task does not keep the runtime: neither would ever end.
     runtime: Weak<dyn Runtime>,
     /// Ready after an event of the queue.
     watch: Box<dyn Watch>,
-    /// Ready after packets have arrived. None while the connection does not attend.
+    /// Ready after packets have arrived. None while the task is not on duty.
     arrivals: Option<Box<dyn Watch>>,
 }
 
@@ -99,15 +99,15 @@ impl<Q: WorkQueues> Watcher<Q> {
             cause.arrival = ready.is_ok();
             if ready.is_err() {
                 // The background thread takes the packets in.
-                self.end_attendance();
+                self.end_duty();
             }
         }
         if cause == WakeCause::default() { Poll::Pending } else { Poll::Ready(Ok(cause)) }
     }
 
-    fn end_attendance(&mut self) {
+    fn end_duty(&mut self) {
         if self.arrivals.take().is_some() {
-            self.driver.end_attendance();
+            self.driver.end_duty();
         }
     }
 }
@@ -120,7 +120,7 @@ impl<Q: WorkQueues> Future for Watcher<Q> {
         if this.arrivals.is_none() {
             let (driver, runtime) = (&this.driver, &this.runtime);
             // Whoever keeps the runtime ends the watcher first. So the runtime is not dropped here, in a task of its own.
-            let begin = || runtime.upgrade().and_then(|runtime| driver.begin_attendance(&*runtime));
+            let begin = || runtime.upgrade().and_then(|runtime| driver.begin_duty(&*runtime));
             this.arrivals = driver.watcher_end().unless_come(begin).flatten();
         }
         for _ in 0..MOST_WAKE_UPS_AT_ONCE {
@@ -131,7 +131,7 @@ impl<Q: WorkQueues> Future for Watcher<Q> {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(cause)) => {
                     if !this.driver.tend(cause) {
-                        this.end_attendance();
+                        this.end_duty();
                     }
                 }
                 Poll::Ready(Err(error)) => {
@@ -148,7 +148,7 @@ impl<Q: WorkQueues> Future for Watcher<Q> {
 impl<Q: WorkQueues> Drop for Watcher<Q> {
     fn drop(&mut self) {
         // Messages that the program still has keep the driver.
-        self.end_attendance();
+        self.end_duty();
         // Without this task nobody wakes those that wait. After the end of the connection nobody waits.
         self.driver.lose(runtime_ended());
     }

@@ -190,7 +190,7 @@ pub fn timestamps(site: &Site) {
 
 /// A thread that sleeps on the queue's descriptors finds all arrivals, also those that another thread takes in. No event tells of arrivals after it has
 /// left.
-pub fn attended(site: &Site) {
+pub fn slept_on(site: &Site) {
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;
     let channel = queue.channel().unwrap();
@@ -199,7 +199,7 @@ pub fn attended(site: &Site) {
     let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     for wr_id in 0..20 {
         pair.server.post_receive(wr_id, &[]);
-        let attendance = queue.attend().unwrap();
+        let sleep = queue.begin_sleep().unwrap();
         pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
         while queue.poll(1, |entry| assert_eq!(entry.wr_id, wr_id)).unwrap() == 0 {
             let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -207,9 +207,12 @@ pub fn attended(site: &Site) {
             queue.descriptors(&mut list);
             // SAFETY: a live slice.
             let ready = unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, MILLISECONDS) };
-            assert!(ready > 0 && std::time::Instant::now() < deadline, "nobody wakes who attends");
+            assert!(
+                ready > 0 && std::time::Instant::now() < deadline,
+                "nothing wakes the thread that sleeps"
+            );
         }
-        drop(attendance);
+        drop(sleep);
         pair.client.sent_well(wr_id);
         while channel.ready(0).unwrap() {
             channel.wait().unwrap();
@@ -221,5 +224,5 @@ pub fn attended(site: &Site) {
     pair.client.post(21, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
     pair.client.sent_well(20);
     pair.client.sent_well(21);
-    assert!(!channel.ready(0).unwrap(), "an event though nobody attends");
+    assert!(!channel.ready(0).unwrap(), "an event though no thread sleeps");
 }

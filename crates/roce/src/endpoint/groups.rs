@@ -43,7 +43,7 @@ impl Endpoint {
         if !changed {
             return Ok(());
         }
-        let result = self.net.gate.multicast(group, interface, join);
+        let result = self.net.udp_port.multicast(group, interface, join);
         if result.is_err() && join {
             groups.leave(group, interface, self.number());
         }

@@ -3,8 +3,8 @@
 use super::{Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Via};
 use crate::link::PacketEffect;
 use crate::lock;
+use crate::rx_burst::RxBurst;
 use crate::socket::Arrival;
-use crate::sweep::Sweep;
 use adverb_core::lock::LockGuard;
 use adverb_core::qp::{Service, State};
 use adverb_proto::ib::{PACKET_COST, goes_to_requester};
@@ -17,7 +17,7 @@ impl Endpoint {
     /// A datagram for this queue pair has come.
     // The order of checks: number (the caller), service and state, partition, address, CRC, then the protocol's own.
     #[inline]
-    pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
+    pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, burst: &mut RxBurst) {
         // IB-PKT-38
         let Ok(packet) = Packet::parse(arrival.bytes) else {
             self.queues.counters.damaged.add(1);
@@ -28,7 +28,7 @@ impl Endpoint {
         let Some(inner) = self.lock_unless_busy() else {
             return self.queues.counters.dropped.add(1);
         };
-        self.take(inner, &packet, Via::Network(arrival), now, sweep);
+        self.take(inner, &packet, Via::Network(arrival), now, burst);
     }
 
     #[inline]
@@ -38,10 +38,10 @@ impl Endpoint {
         packet: &Packet<'_>,
         via: Via<'_>,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) {
         let counters = self.queues.counters;
-        counters.rx_frames.count(1, sweep.counts_alone);
+        counters.rx_frames.count(1, burst.counts_alone);
         // IB-PKT-47
         let fits = match (packet.opcode().service(), self.queues.service) {
             (WireService::Rc, Service::Rc)
@@ -84,16 +84,16 @@ impl Endpoint {
                 }
                 return;
             }
-            EndpointKind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
+            EndpointKind::Connected(link) => link.receive(self, packet, via, has_work, now, burst),
         };
-        self.conclude(inner, taken, matches!(via, Via::Network(_)), now, sweep);
+        self.conclude(inner, taken, matches!(via, Via::Network(_)), now, burst);
     }
 
     /// Takes in requests that waited for reads before them, as far as those have been answered. Returns whether there may be more to send then.
     // PRACTICE-ORDER-2
     #[cold]
     pub(super) fn take_held(&self, now: Duration) -> bool {
-        let mut sweep = Sweep::default();
+        let mut burst = RxBurst::default();
         let mut goes_on = true;
         for _ in 0..MOST_PACKETS_AT_ONCE {
             let Some(mut inner) = self.lock_unless_busy() else {
@@ -102,13 +102,13 @@ impl Endpoint {
             let EndpointKind::Connected(link) = &mut inner.kind else {
                 break;
             };
-            let Some(taken) = link.receive_held(self, now, &mut sweep) else {
+            let Some(taken) = link.receive_held(self, now, &mut burst) else {
                 goes_on = link.has_pending_reply();
                 break;
             };
-            self.conclude(inner, taken, true, now, &mut sweep);
+            self.conclude(inner, taken, true, now, &mut burst);
         }
-        sweep.ready.iter().for_each(|other| other.ring());
+        burst.ready.iter().for_each(|other| other.ring());
         goes_on
     }
 
@@ -120,7 +120,7 @@ impl Endpoint {
         taken: PacketEffect,
         by_network: bool,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) {
         if taken.first {
             // Before anything that this packet brings about is told.
@@ -128,7 +128,7 @@ impl Endpoint {
             self.queues.communication_established();
         }
         if taken.failed {
-            self.fail(inner, &mut sweep.ready);
+            self.fail(inner, &mut burst.ready);
             return;
         }
         // Within a host a request brings no deadline closer, nor does the acknowledgement beside it.
@@ -145,7 +145,7 @@ impl Endpoint {
             self.gather.learn(link);
         }
         let is_delayed =
-            by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
+            by_network || burst.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
         // A thread is about to send for a queued endpoint, unless it is queued because posts wait.
         let sends = (taken.transmit || taken.delays_ack && !is_delayed)
             && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
@@ -164,7 +164,7 @@ impl Endpoint {
             self.heard();
         }
         if sends {
-            sweep.ready.push(self.this());
+            burst.ready.push(self.this());
         }
     }
 

@@ -300,7 +300,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
             }
             13 => {
-                // Anything. Messages to join or leave groups are the gate's.
+                // Anything. Messages to join or leave groups belong to `udp_port`.
                 let mut message = head(HandoverKind::Packet, &arrival).to_vec();
                 message[0] = match wrong {
                     3 | 4 => 0,

@@ -2,11 +2,11 @@
 
 use super::{LAST, Lane, ReceivingThread, Rx};
 use crate::endpoint::Endpoint;
-use crate::handover::Stray;
+use crate::handover::OwnedArrival;
 use crate::impaired::LaneFaults;
 use crate::net::Table;
+use crate::rx_burst::RxBurst;
 use crate::socket::{Buffers, TrainReceipt};
-use crate::sweep::Sweep;
 use crate::{lock_until, order, time};
 use adverb_core::reactor::{EDGE, READABLE};
 use adverb_wire::ib::packet;
@@ -26,7 +26,7 @@ impl Lane {
 
     /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management
     /// datagrams that have come, with no lock held.
-    pub(super) fn receive_and(&self, by: ReceivingThread, manage: impl Fn(Vec<Stray>)) -> bool {
+    pub(super) fn receive_and(&self, by: ReceivingThread, manage: impl Fn(Vec<OwnedArrival>)) -> bool {
         let mut worked = false;
         loop {
             if by == ReceivingThread::Background {
@@ -34,23 +34,23 @@ impl Lane {
             }
             let Ok(mut rx) = self.rx.try_lock() else { return worked };
             self.missed.begin();
-            let Rx { buffers, sweep } = &mut *rx;
+            let Rx { buffers, burst } = &mut *rx;
             let mut more = true;
             for _ in 0..if by == ReceivingThread::Post { 1 } else { BURSTS } {
-                let received = self.burst(buffers, sweep, by);
+                let received = self.receive_burst(buffers, burst, by);
                 worked |= received.trains > 0;
                 more = received.more;
                 // Answers that are due go out between bursts, so that the peers go on.
-                self.net.follow_up(sweep, self);
+                self.net.follow_up(burst, self);
                 if !more {
                     break;
                 }
             }
-            let one_sided = std::mem::take(&mut sweep.one_sided);
-            sweep.overflowed = false;
-            let management = std::mem::take(&mut sweep.management);
+            let one_sided = std::mem::take(&mut burst.one_sided);
+            burst.overflowed = false;
+            let management = std::mem::take(&mut burst.management);
             drop(rx);
-            self.net.strays.hand_over(&self.net);
+            self.net.handover_queue.hand_over(&self.net);
             if !management.is_empty() {
                 manage(management);
             }
@@ -102,7 +102,7 @@ impl Lane {
         self.receive_all_and(|management| self.net.manage_later(management));
     }
 
-    pub(super) fn receive_all_and(&self, manage: impl Fn(Vec<Stray>)) {
+    pub(super) fn receive_all_and(&self, manage: impl Fn(Vec<OwnedArrival>)) {
         let until = time::now() + LAST;
         loop {
             self.receive_and(ReceivingThread::Background, &manage);
@@ -117,7 +117,7 @@ impl Lane {
 
     /// Returns when the packets that another thread is taking in at this instant are taken in, at the latest
     /// at `until`.
-    pub(super) fn wait_for_receiver(&self, until: Duration, manage: impl Fn(Vec<Stray>)) {
+    pub(super) fn wait_for_receiver(&self, until: Duration, manage: impl Fn(Vec<OwnedArrival>)) {
         drop(lock_until(&self.rx, until));
         // The background thread may have found the lock taken by this thread, which has to look for it.
         if self.missed.is_noted() {
@@ -126,19 +126,19 @@ impl Lane {
     }
 
     /// One system call's worth.
-    pub(super) fn burst(
+    pub(super) fn receive_burst(
         &self,
         buffers: &mut Buffers,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
         by: ReceivingThread,
     ) -> TrainReceipt {
         let table = self.net.endpoints();
         let mut received = self.socket.receive(buffers);
         if let Some(impaired) = &self.impaired {
-            self.take_in_impaired(impaired, &table, buffers, &mut received, sweep);
+            self.take_in_impaired(impaired, &table, buffers, &mut received, burst);
         } else if received.as_ref().is_ok_and(|received| received.trains > 0) {
             let now = time::now();
-            order::take_in(|| buffers.arrivals(), |arrival| self.net.arrived(&table, arrival, now, sweep));
+            order::take_in(|| buffers.arrivals(), |arrival| self.net.arrived(&table, arrival, now, burst));
         }
         drop(table);
         let counters = self.net.counters();
@@ -151,7 +151,7 @@ impl Lane {
                 }
                 if received.overflowed > 0 {
                     counters.overflowed.add(received.overflowed.into());
-                    sweep.overflowed = true;
+                    burst.overflowed = true;
                 }
                 received
             }
@@ -167,19 +167,20 @@ impl Lane {
         table: &Table,
         buffers: &Buffers,
         received: &mut io::Result<TrainReceipt>,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) {
         let now = time::now();
         if received.is_ok() {
             for arrival in buffers.arrivals() {
-                let is_ours = packet::destination(arrival.bytes).is_none_or(|to| !self.net.is_stray(to));
+                let is_ours =
+                    packet::destination(arrival.bytes).is_none_or(|to| !self.net.is_for_another_process(to));
                 impaired.comes(self, &arrival, is_ours, now);
             }
         }
         let due = impaired.due(now);
         order::take_in(
-            || due.iter().map(Stray::arrival),
-            |arrival| self.net.arrived(table, arrival, now, sweep),
+            || due.iter().map(OwnedArrival::arrival),
+            |arrival| self.net.arrived(table, arrival, now, burst),
         );
         if let (false, Err(_)) = (due.is_empty(), &received) {
             *received = Ok(TrainReceipt { trains: due.len(), ..TrainReceipt::default() });

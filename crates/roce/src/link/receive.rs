@@ -5,8 +5,8 @@ use super::route::Incoming;
 use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, Link, PacketEffect, PeerLocation, requests};
 use crate::endpoint::{Endpoint, Via};
 use crate::host::{NOWHERE, Requests, Responses};
+use crate::rx_burst::RxBurst;
 use crate::socket::Arrival;
-use crate::sweep::Sweep;
 use crate::{lock, observer, time};
 use adverb_core::counters::Counters;
 use adverb_core::event::AsyncEventKind;
@@ -69,7 +69,7 @@ impl Link {
         via: Via<'_>,
         has_work: bool,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) -> PacketEffect {
         let queues = &endpoint.queues;
         let counters = queues.counters;
@@ -90,7 +90,7 @@ impl Link {
                     counters.damaged.add(1);
                     return taken;
                 }
-                (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed, &NOWHERE)
+                (arrival.class & ECN == CONGESTION_EXPERIENCED || burst.overflowed, &NOWHERE)
             }
             Via::Host(from) => {
                 // Only the process of the peer comes this way.
@@ -119,7 +119,7 @@ impl Link {
             elsewhere.finish();
             // What waited for a read, for room in the window, or for an earlier request, may begin.
             taken.transmit |= has_work || requester.has_unsent();
-            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            self.learn(endpoint, feedback, now, &mut burst.ready);
             taken.failed = feedback.failed;
             if is_expected {
                 self.believe(packet, marked, counters, now, &mut taken);
@@ -129,14 +129,14 @@ impl Link {
         if let Via::Host(from) = via
             && let Some(number) = from.acknowledged
         {
-            self.take_acknowledgement(endpoint, number, || has_work, now, sweep, &mut taken);
+            self.take_acknowledgement(endpoint, number, || has_work, now, burst, &mut taken);
             if taken.failed {
                 return taken;
             }
         }
         taken.brings_no_deadline = matches!(via, Via::Host(_));
         if !self.has_held() || self.responder.is_past(packet) {
-            let verdict = self.serve(endpoint, packet, elsewhere, marked, now, sweep, &mut taken);
+            let verdict = self.serve(endpoint, packet, elsewhere, marked, now, burst, &mut taken);
             if verdict != Verdict::Postponed {
                 return taken;
             }
@@ -169,14 +169,14 @@ impl Link {
         number: u32,
         has_work: impl FnOnce() -> bool,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
         taken: &mut PacketEffect,
     ) {
         let Some(requester) = &mut *self.requester else { return };
         let mut host = requests(&endpoint.queues, self.location.near());
         let feedback = requester.acknowledged(number, now, &mut host);
         taken.transmit |= has_work() || requester.has_unsent();
-        self.learn(endpoint, feedback, now, &mut sweep.ready);
+        self.learn(endpoint, feedback, now, &mut burst.ready);
         taken.failed = feedback.failed;
     }
 
@@ -186,12 +186,12 @@ impl Link {
         &mut self,
         endpoint: &Endpoint,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) -> Option<PacketEffect> {
         let waiting = self.held.pop()?;
         let mut taken = PacketEffect::default();
         if let Ok(packet) = Packet::parse(&waiting.bytes) {
-            let verdict = self.serve(endpoint, &packet, &NOWHERE, waiting.marked, now, sweep, &mut taken);
+            let verdict = self.serve(endpoint, &packet, &NOWHERE, waiting.marked, now, burst, &mut taken);
             if verdict == Verdict::Postponed {
                 self.held.put_back(waiting);
                 return None;
@@ -219,7 +219,7 @@ impl Link {
         elsewhere: &Source<'_>,
         marked: bool,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
         taken: &mut PacketEffect,
     ) -> Verdict {
         let queues = &endpoint.queues;
@@ -235,7 +235,7 @@ impl Link {
             endpoint.is_receiving.store(true, Ordering::SeqCst);
         }
         let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives, &mut self.kept);
-        host.counts_alone = sweep.counts_alone;
+        host.counts_alone = burst.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
         let (used, has_completed, is_told) = (host.used, host.has_completed, host.is_told.get());
         drop(host);
@@ -244,7 +244,7 @@ impl Link {
             return verdict;
         }
         if let Some(key) = used {
-            sweep.one_sided = true;
+            burst.one_sided = true;
             if let PeerLocation::Near(near) = &mut self.location {
                 near.used(endpoint, key);
             }

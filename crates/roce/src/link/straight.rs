@@ -8,7 +8,7 @@ use super::{ACKNOWLEDGE_EVERY, Link, PacketEffect, PeerLocation};
 use crate::endpoint::Endpoint;
 use crate::local::{Head, Straight};
 use crate::observer::{self, Direction};
-use crate::sweep::Sweep;
+use crate::rx_burst::RxBurst;
 use adverb_core::memory::Source;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, SendRequest};
@@ -102,7 +102,7 @@ impl Link {
         has_work: impl FnOnce() -> bool,
         taken: &mut PacketEffect,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) -> bool {
         if !self.responder.is_clear_for(straight.number, straight.length) {
             return false;
@@ -112,7 +112,7 @@ impl Link {
         // bytes, which the program may poll. If this function gives up, the packet path repeats the first two
         // without effect.
         if let Some(number) = straight.acknowledged {
-            self.take_acknowledgement(endpoint, number, has_work, now, sweep, taken);
+            self.take_acknowledgement(endpoint, number, has_work, now, burst, taken);
             if taken.failed {
                 return true;
             }

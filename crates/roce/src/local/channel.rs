@@ -4,7 +4,7 @@ use super::delivery::{Delivery, reach_straight};
 use super::record::{self, Lease, Parts as Carried, RecordCopy};
 use crate::endpoint::Endpoint;
 use crate::net::Net;
-use crate::sweep::Sweep;
+use crate::rx_burst::RxBurst;
 use crate::time;
 use adverb_core::counters::Counters;
 use adverb_core::engine::Engine;
@@ -36,7 +36,7 @@ pub(crate) struct Packets {
 
 /// The state under the channel's receiving lock.
 pub(crate) struct Incoming {
-    sweep: Sweep,
+    burst: RxBurst,
     copied: RecordCopy,
     last_region: LastRegion,
     /// Queue pairs that packets were for.
@@ -48,7 +48,7 @@ impl Incoming {
     #[inline(never)]
     fn new(counts_alone: bool) -> Box<Self> {
         Box::new(Self {
-            sweep: Sweep::counting(counts_alone),
+            burst: RxBurst::counting(counts_alone),
             copied: RecordCopy::new(),
             last_region: LastRegion::default(),
             known: LookupCache::default(),
@@ -106,8 +106,8 @@ impl Traffic for Packets {
     #[inline]
     fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> Intake {
         let Self { net, reliable } = channel.traffic();
-        let Incoming { sweep, copied, last_region, known } = incoming;
-        sweep.polled = lane;
+        let Incoming { burst, copied, last_region, known } = incoming;
+        burst.polled = lane;
         let (mut taken, mut fetched, mut held) = (0, 0, false);
         let now = time::late();
         let has_gone = channel.has_gone();
@@ -138,7 +138,7 @@ impl Traffic for Packets {
                             record,
                             MOST_RECORDS_AT_ONCE - taken,
                             now,
-                            sweep,
+                            burst,
                         ) {
                             0 => {
                                 held = true;
@@ -162,7 +162,7 @@ impl Traffic for Packets {
                             }
                             Some(endpoint) => {
                                 let came = Delivery { channel, elsewhere: &source, acknowledged: None };
-                                if !came.reach(endpoint, &packet, now, sweep) {
+                                if !came.reach(endpoint, &packet, now, burst) {
                                     held = true;
                                     break;
                                 }
@@ -185,14 +185,14 @@ impl Traffic for Packets {
                 }
             }
         }
-        sweep.count_all();
-        let one_sided = std::mem::take(&mut sweep.one_sided);
+        burst.count_all();
+        let one_sided = std::mem::take(&mut burst.one_sided);
         Intake { worked: taken > 0, one_sided, long: fetched >= MOST_FETCHED, held }
     }
 
     #[inline]
     fn settle(&self, incoming: &mut Incoming) {
-        for endpoint in incoming.sweep.ready.drain(..) {
+        for endpoint in incoming.burst.ready.drain(..) {
             endpoint.ring();
         }
     }

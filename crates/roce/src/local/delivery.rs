@@ -4,7 +4,7 @@ use super::channel::Channel;
 use super::record::take_straight;
 use crate::endpoint::{Endpoint, EndpointKind, EndpointState, Via};
 use crate::link::PacketEffect;
-use crate::sweep::Sweep;
+use crate::rx_burst::RxBurst;
 use crate::time;
 use adverb_core::memory::Source;
 use adverb_core::qp::{Service, State};
@@ -83,20 +83,20 @@ impl Delivery<'_> {
         endpoint: &Endpoint,
         packet: &Packet<'_>,
         now: Duration,
-        sweep: &mut Sweep,
+        burst: &mut RxBurst,
     ) -> bool {
         let Some(inner) = endpoint.lock_unless_busy() else {
             return false;
         };
-        endpoint.queues.counters.rx_local.count(1, sweep.counts_alone);
+        endpoint.queues.counters.rx_local.count(1, burst.counts_alone);
         if !matches!(self.elsewhere, Source::Process { .. }) {
-            endpoint.take(inner, packet, Via::Host(self), now, sweep);
+            endpoint.take(inner, packet, Via::Host(self), now, burst);
             return true;
         }
-        endpoint.busy.during(|| endpoint.take(inner, packet, Via::Host(self), now, sweep));
+        endpoint.busy.during(|| endpoint.take(inner, packet, Via::Host(self), now, burst));
         // The lock is free again.
         if endpoint.busy.take_note() {
-            sweep.ready.push(endpoint.this());
+            burst.ready.push(endpoint.this());
         }
         true
     }
@@ -118,7 +118,7 @@ pub(super) fn reach_straight(
     first: Record<'_>,
     most: usize,
     now: Duration,
-    sweep: &mut Sweep,
+    burst: &mut RxBurst,
 ) -> usize {
     let Some(mut inner) = endpoint.lock_unless_busy() else {
         return 0;
@@ -144,7 +144,7 @@ pub(super) fn reach_straight(
             let Some((straight, payload)) = take_straight(&record) else { break };
             let is_ours = straight.destination == endpoint.queues.number;
             if !is_ours
-                || !link.receive_straight(endpoint, &straight, &payload, has_work, &mut all, now, sweep)
+                || !link.receive_straight(endpoint, &straight, &payload, has_work, &mut all, now, burst)
             {
                 left = Some(record);
                 break;
@@ -163,23 +163,23 @@ pub(super) fn reach_straight(
         }
         let done = count + usize::from(all.failed);
         if done > 0 {
-            sweep.count(endpoint.queues.counters, count as u32, bytes);
+            burst.count(endpoint.queues.counters, count as u32, bytes);
             // Most messages leave nothing to do but an acknowledgement, which is delayed where the lane of the queue pair is polled.
             let is_timed = endpoint.is_timed() || link.deadline().is_none();
-            if !is_timed || all.transmit || all.failed || sweep.polled != endpoint.lane.address() {
-                endpoint.conclude(inner, all, false, now, sweep);
+            if !is_timed || all.transmit || all.failed || burst.polled != endpoint.lane.address() {
+                endpoint.conclude(inner, all, false, now, burst);
             }
             return done;
         }
     }
     let Some(record) = left else { return 0 };
-    endpoint.queues.counters.rx_local.count(1, sweep.counts_alone);
+    endpoint.queues.counters.rx_local.count(1, burst.counts_alone);
     if let Some((straight, payload)) = take_straight(&record) {
         let mut space = [0; MAX_HEADER];
         let headers = straight.write_headers(&mut space);
         let from = Delivery { channel, elsewhere: &payload, acknowledged: straight.acknowledged };
         match Packet::assemble(&space[..headers], Payload::Elsewhere(payload.len())) {
-            Ok(packet) => endpoint.take(inner, &packet, Via::Host(&from), now, sweep),
+            Ok(packet) => endpoint.take(inner, &packet, Via::Host(&from), now, burst),
             Err(_) => endpoint.queues.counters.damaged.add(1),
         }
     }

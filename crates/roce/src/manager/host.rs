@@ -5,6 +5,7 @@ use super::{Manager, ManagerHost, ManagerPeer, elsewhere, ports};
 use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{HandoverKind, head};
+use crate::handover_queue::LOOKS;
 use crate::limit::Limit;
 use crate::lock;
 use crate::net::Net;
@@ -14,7 +15,6 @@ use crate::other_users::Purpose;
 use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
-use crate::strays::LOOKS;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::{log, watch, wire};
@@ -37,12 +37,12 @@ impl ManagerHost for Net {
         // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own
         // socket. It goes first.
         // PRACTICE-ORDER-1
-        let comes_back = self.owner_here(peer, mad).filter(|_| self.gate.is_held());
+        let comes_back = self.owner_here(peer, mad).filter(|_| self.udp_port.is_held());
         if comes_back.is_some()
-            && let Some(lane) = self.gate.lane()
+            && let Some(lane) = self.udp_port.lane()
         {
             lane.receive_all_but_management();
-            self.strays.hand_over_all(self);
+            self.handover_queue.hand_over_all(self);
         }
         self.send_beside(comes_back, local, peer, mad);
     }
@@ -164,7 +164,7 @@ enum Course {
 impl MadHandler for Receiver {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(net) = self.net.upgrade() else { return };
-        let holder = net.gate.is_held();
+        let holder = net.udp_port.is_held();
         let course = if from.handed_over || !holder {
             Course::Here
         } else {

@@ -10,7 +10,7 @@ use crate::process::Process;
 use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, pollfd, sleep_until};
 use adverb_core::attributes::TransportType;
 use adverb_core::cancel::CancellationGuard;
-use adverb_core::cq::Attendance;
+use adverb_core::cq::SleepGuard;
 use adverb_core::descriptor::above_all;
 use adverb_core::device::Device;
 use adverb_core::engine::engine;
@@ -243,7 +243,7 @@ impl Waitable for &Datagram {
         Datagram::look(self, events)
     }
 
-    fn arm(&self) -> Option<Attendance> {
+    fn arm(&self) -> Option<SleepGuard> {
         Datagram::arm(self)
     }
 
@@ -283,9 +283,9 @@ impl Datagram {
         (events | libc::POLLERR) & (readable | writable | failed)
     }
 
-    pub(crate) fn arm(&self) -> Option<Attendance> {
+    pub(crate) fn arm(&self) -> Option<SleepGuard> {
         // In a child of fork nothing comes any more, and looking says so.
-        self.lock().queue.as_ref().and_then(|queue| queue.completions.attend().ok())
+        self.lock().queue.as_ref().and_then(|queue| queue.completions.begin_sleep().ok())
     }
 
     pub(crate) fn descriptors(&self, list: &mut Vec<libc::pollfd>) {

@@ -14,7 +14,7 @@ use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, blocking, pollfd};
 use accept::Listener;
 use adverb_core::cancel::CancellationGuard;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
-use adverb_core::cq::Attendance;
+use adverb_core::cq::SleepGuard;
 use adverb_core::error::{Error, Result};
 use keepalive::Keepalive;
 use link::StreamLink;
@@ -167,7 +167,7 @@ impl Waitable for &Stream {
         Stream::look(self, events)
     }
 
-    fn arm(&self) -> Option<Attendance> {
+    fn arm(&self) -> Option<SleepGuard> {
         Stream::arm(self)
     }
 
@@ -226,9 +226,9 @@ impl Stream {
         }
     }
 
-    pub(crate) fn arm(&self) -> Option<Attendance> {
+    pub(crate) fn arm(&self) -> Option<SleepGuard> {
         // In a child of fork nothing comes any more, and looking says so.
-        self.lock().link.as_ref().and_then(|link| link.queue.attend().ok())
+        self.lock().link.as_ref().and_then(|link| link.queue.begin_sleep().ok())
     }
 
     pub(crate) fn descriptors(&self, list: &mut Vec<libc::pollfd>) {

@@ -531,7 +531,7 @@ impl<T: Traffic> reactor::Source for Channel<T> {
         self.rung(|| self.lane_watch().switch_to_polls());
     }
 
-    fn attended(self: Arc<Self>, _: Readiness) {
+    fn ready_on_duty(self: Arc<Self>, _: Readiness) {
         self.rung(|| false);
     }
 
@@ -562,11 +562,11 @@ mod tests {
         put();
         // A thread of the program that sleeps in the background thread's place is woken: the descriptor is
         // new, and the other side has rung.
-        reactor::Source::attended(channel.clone(), Readiness::default());
+        reactor::Source::ready_on_duty(channel.clone(), Readiness::default());
         assert_eq!(taken(), 0, "the record is for somebody who does not know the channel yet");
         channel.begin();
         put();
-        reactor::Source::attended(channel.clone(), Readiness::default());
+        reactor::Source::ready_on_duty(channel.clone(), Readiness::default());
         // Either by this thread, or by the background thread, which may have the lock now.
         while taken() < 2 {
             std::thread::yield_now();

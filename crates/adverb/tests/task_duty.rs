@@ -90,7 +90,7 @@ fn an_arriving_message_wakes_the_task_and_not_the_background_thread() {
                 ping_pong(&connection, ROUNDS).await;
                 let sleeps = sleeps_of_the_background_thread() - before;
                 let looks = start.elapsed().as_micros() / LOOK.as_micros();
-                // Without an attending task, there are two for each round: more than the looks of a quick batch can excuse.
+                // Without a task on duty, there are two for each round: more than the looks of a quick batch can excuse.
                 if looks <= u128::from(ROUNDS) * 3 / 2 && u128::from(sleeps) < looks + u128::from(ROUNDS) / 2
                 {
                     break;

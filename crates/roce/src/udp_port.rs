@@ -33,13 +33,14 @@ pub(crate) use effect::try_effect;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-fn gate_name() -> Vec<u8> {
+/// The name by which the holder is found. It never changes: processes with other versions of adverb look for it.
+fn holder_name() -> Vec<u8> {
     name("gate")
 }
 
 /// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by another program.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub(crate) struct UdpPort {
     held: AtomicBool,
     state: Mutex<State>,
     /// Groups and interfaces that a thread joins at this instant, and the answer once there is one.
@@ -75,7 +76,7 @@ struct Member {
     connection: Arc<Connection>,
 }
 
-impl Gate {
+impl UdpPort {
     /// Takes the port, or finds its holder. Returns the lane of this process that comes first: on the port, or on a private one.
     pub(crate) fn open(&self, net: &Arc<Net>) -> Result<Arc<Lane>> {
         match Socket::bind(PORT) {
@@ -125,7 +126,7 @@ impl Gate {
         const STRANGER: &str =
             "held by something else (the kernel's rdma_rxe, or a program): connection requests do not arrive";
         match &*lock(&self.state) {
-            State::Closed if Connection::open(&gate_name()).is_ok() => ANOTHER,
+            State::Closed if Connection::open(&holder_name()).is_ok() => ANOTHER,
             State::Closed => match Socket::bind(PORT) {
                 Ok(_) => "free",
                 Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => STRANGER,
@@ -150,7 +151,7 @@ impl Gate {
 
     /// Takes the name by which other processes find the holder. The holder before may still have it while it ends: then the background thread tries again.
     fn be_found(&self, net: &Arc<Net>, pause: Duration) {
-        let bound = Listener::bind(&gate_name())
+        let bound = Listener::bind(&holder_name())
             .map_err(|error| Lane::cannot_open(&error))
             .and_then(|bound| net.serve_inlet(bound.fd(), Purpose::Watches).map(|_| bound));
         match bound {
@@ -163,14 +164,14 @@ impl Gate {
                 if pause == LONGEST_PAUSE {
                     log!(Warn, "other processes do not find this one, which holds UDP port {PORT}: {error}");
                 }
-                self.later(net, pause, Gate::be_found);
+                self.later(net, pause, UdpPort::be_found);
             }
         }
     }
 
     /// Finds the holder and watches it, or looks again after a pause.
     fn follow(&self, net: &Arc<Net>, pause: Duration) {
-        match Connection::open(&gate_name()) {
+        match Connection::open(&holder_name()) {
             Ok(connection) => {
                 connection.learn_senders();
                 let connection = Arc::new(connection);
@@ -205,7 +206,7 @@ impl Gate {
                     }
                     Err(error) => {
                         log!(Warn, "the holder of UDP port {PORT} cannot be watched: {error}");
-                        self.later(net, pause, Gate::look);
+                        self.later(net, pause, UdpPort::look);
                     }
                 }
             }
@@ -223,13 +224,13 @@ impl Gate {
                         *state = State::Alone;
                     }
                 }
-                self.later(net, pause, Gate::look);
+                self.later(net, pause, UdpPort::look);
             }
         }
     }
 
     /// Does something after a pause, with a longer one for the next time.
-    fn later(&self, net: &Arc<Net>, pause: Duration, what: fn(&Gate, &Arc<Net>, Duration)) {
+    fn later(&self, net: &Arc<Net>, pause: Duration, what: fn(&UdpPort, &Arc<Net>, Duration)) {
         let Ok(engine) = net.engine() else { return };
         let next = (pause * 2).min(LONGEST_PAUSE);
         let _ = engine.reactor.set_timer(pause, Arc::new(Later { net: net.clone(), next, what }));
@@ -479,9 +480,9 @@ impl Source for Watcher {
         }
         // A holder that closes the connection at once serves as many processes of other users as it may.
         if !self.trusted && crate::time::now() - self.since < LONGEST_PAUSE {
-            return self.net.gate.later(&self.net, self.pause, Gate::look);
+            return self.net.udp_port.later(&self.net, self.pause, UdpPort::look);
         }
-        self.net.gate.look(&self.net, FIRST_PAUSE);
+        self.net.udp_port.look(&self.net, FIRST_PAUSE);
     }
 }
 
@@ -489,14 +490,14 @@ impl Source for Watcher {
 struct Later {
     net: Arc<Net>,
     next: Duration,
-    what: fn(&Gate, &Arc<Net>, Duration),
+    what: fn(&UdpPort, &Arc<Net>, Duration),
 }
 
 impl Source for Later {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        (self.what)(&self.net.gate, &self.net, self.next);
+        (self.what)(&self.net.udp_port, &self.net, self.next);
     }
 }
 
@@ -507,19 +508,19 @@ mod tests {
 
     #[test]
     fn only_the_holder_answers_and_only_what_is_waited_for() {
-        let listener = name(&format!("gate-test-{}", std::process::id()));
+        let listener = name(&format!("port-test-{}", std::process::id()));
         let _listener = Listener::bind(&listener).unwrap();
         let [holder, other] = [(); 2].map(|()| Arc::new(Connection::open(&listener).unwrap()));
-        let (gate, own) = (Gate::default(), Groups::default());
-        *lock(&gate.state) = State::Member(holder.clone());
+        let (udp_port, own) = (UdpPort::default(), Groups::default());
+        *lock(&udp_port.state) = State::Member(holder.clone());
         let group: IpAddr = "239.1.2.3".parse().unwrap();
-        gate.holder_answers(&own, group, 1, Ok(()), &holder);
-        assert!(lock(&gate.joins).is_empty(), "nobody waits");
-        lock(&gate.joins).insert((group, 1), None);
-        gate.holder_answers(&own, group, 1, Ok(()), &other);
-        assert_eq!(lock(&gate.joins)[&(group, 1)], None);
-        gate.holder_answers(&own, group, 1, refusal(0), &holder);
-        assert_eq!(lock(&gate.joins)[&(group, 1)], Some(Err(libc::EIO)));
+        udp_port.holder_answers(&own, group, 1, Ok(()), &holder);
+        assert!(lock(&udp_port.joins).is_empty(), "nobody waits");
+        lock(&udp_port.joins).insert((group, 1), None);
+        udp_port.holder_answers(&own, group, 1, Ok(()), &other);
+        assert_eq!(lock(&udp_port.joins)[&(group, 1)], None);
+        udp_port.holder_answers(&own, group, 1, refusal(0), &holder);
+        assert_eq!(lock(&udp_port.joins)[&(group, 1)], Some(Err(libc::EIO)));
         assert_eq!(refusal(libc::ENOBUFS as u16), Err(libc::ENOBUFS));
     }
 }

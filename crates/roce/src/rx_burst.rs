@@ -1,18 +1,18 @@
 //! The work that a burst of arrivals leaves, to be done once all of the burst has been taken in.
 
 use crate::endpoint::Endpoint;
-use crate::handover::Stray;
+use crate::handover::OwnedArrival;
 use crate::link::Tally;
 use adverb_core::counters::Counters;
 use std::sync::Arc;
 
 /// The work that a burst of arrivals leaves, to be done once all of the burst has been taken in. Kept from burst to burst, so that nothing is allocated.
 #[derive(Default)]
-pub(crate) struct Sweep {
+pub(crate) struct RxBurst {
     /// Queue pairs that have something to send now.
     pub(crate) ready: Vec<Arc<Endpoint>>,
     /// Management datagrams, with their addresses.
-    pub(crate) management: Vec<Stray>,
+    pub(crate) management: Vec<OwnedArrival>,
     /// A peer has sent a request that its program expects to be served without ours.
     pub(crate) one_sided: bool,
     /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since perhaps no thread
@@ -26,8 +26,8 @@ pub(crate) struct Sweep {
     pub(crate) overflowed: bool,
 }
 
-impl Sweep {
-    /// A sweep for records of a channel. `alone`: no other thread counts packets that come in with these counters.
+impl RxBurst {
+    /// A burst of records from a channel. `alone`: no other thread counts packets that come in with these counters.
     pub(crate) fn counting(alone: bool) -> Self {
         Self { counts_alone: alone, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Requests and answers of other processes to the gate, in any order, and a model of their effects: members, requests to join, and the groups of the
+//! Requests and answers of other processes about UDP port 4791, in any order, and a model of their effects: members, requests to join, and the groups of the
 //! socket.
 
 use super::*;
@@ -69,10 +69,10 @@ fn about(group: IpAddr, interface: u32, errno: u16, bytes: &[u8]) -> Arrival<'_>
 pub(crate) fn try_effect(bytes: &[u8]) {
     let Some((role, steps)) = bytes.split_first() else { return };
     let lane = lane();
-    let (gate, own) = (Gate::default(), Groups::default());
+    let (udp_port, own) = (UdpPort::default(), Groups::default());
     let mut others: [Other; OTHERS] = std::array::from_fn(|_| Other::new());
     let is_holder = role & 1 == 0;
-    *lock(&gate.state) = match is_holder {
+    *lock(&udp_port.state) = match is_holder {
         true => State::Holder { lane: lane.clone(), listener: None, members: Vec::new() },
         false => State::Member(others[0].here.clone()),
     };
@@ -87,7 +87,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         let from = others[who].here.clone();
         match choice & 7 {
             0..=2 => {
-                gate.member_asks(&own, true, group, interface, &from);
+                udp_port.member_asks(&own, true, group, interface, &from);
                 ever.insert((group, interface));
                 if is_holder {
                     let message = others[who].hears().expect("a request to join is answered");
@@ -105,11 +105,11 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
             }
             3 => {
-                gate.member_asks(&own, false, group, interface, &from);
+                udp_port.member_asks(&own, false, group, interface, &from);
                 members.retain(|member| *member != (group, interface, who));
             }
             4 => {
-                gate.member_left(&own, &from);
+                udp_port.member_left(&own, &from);
                 members.retain(|(.., known)| *known != who);
                 if is_holder || who != 0 {
                     others[who] = Other::new();
@@ -117,7 +117,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             }
             5 => {
                 let answer = if choice & 8 == 0 { Ok(()) } else { refusal(errno.into()) };
-                gate.holder_answers(&own, group, interface, answer, &from);
+                udp_port.holder_answers(&own, group, interface, answer, &from);
                 if !is_holder
                     && who == 0
                     && let Some(asked) = joins.get_mut(&(group, interface))
@@ -126,12 +126,12 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
             }
             6 => {
-                lock(&gate.joins).insert((group, interface), None);
+                lock(&udp_port.joins).insert((group, interface), None);
                 joins.insert((group, interface), None);
             }
             _ => {
                 let packet = [which; 100];
-                gate.forward_multicast(&about(group, interface, 1, &packet));
+                udp_port.forward_multicast(&about(group, interface, 1, &packet));
                 for (number, other) in others.iter().enumerate() {
                     let is_in = members.iter().any(|member| (member.0, member.2) == (group, number));
                     let told = other.hears();
@@ -141,8 +141,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
             }
         }
         assert!(others.iter().all(|other| other.hears().is_none()), "nobody asked");
-        assert_eq!(*lock(&gate.joins), joins, "only the holder answers, and only what is waited for");
-        if let State::Holder { members: known, .. } = &*lock(&gate.state) {
+        assert_eq!(*lock(&udp_port.joins), joins, "only the holder answers, and only what is waited for");
+        if let State::Holder { members: known, .. } = &*lock(&udp_port.state) {
             let who =
                 |member: &Member| others.iter().position(|it| Arc::ptr_eq(&it.here, &member.connection));
             let known: Vec<_> =
@@ -151,7 +151,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         }
     }
     for other in &others {
-        gate.member_left(&own, &other.here);
+        udp_port.member_left(&own, &other.here);
     }
     // A socket can be in few groups only. So it has left each group that no process is in any more.
     for (group, interface) in ever {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// What another process has told of its memory.
-pub struct Reach {
+pub struct NeighbourMemory {
     pub(crate) table: Arc<Foreign>,
     /// The process as the kernel copies to and from its memory. None where the kernel does not.
     pub(crate) process: Option<Process>,
@@ -127,8 +127,8 @@ impl Region {
     }
 
     /// Whether the region would be mapped by now, if it were looked up anew.
-    pub(crate) fn misses_view(&self, reach: &Reach) -> bool {
-        self.is_early && self.opened.mapped.is_some() && reach.maps()
+    pub(crate) fn misses_view(&self, neighbour_memory: &NeighbourMemory) -> bool {
+        self.is_early && self.opened.mapped.is_some() && neighbour_memory.maps()
     }
 
     /// Whether the memory file of its process may be used.
@@ -163,8 +163,8 @@ impl Region {
     }
 
     /// Maps the bytes that their program shares by itself, if that can be. It may wait for a file system.
-    pub(crate) fn join(&self, reach: &Reach) {
-        let Some(process) = &reach.process else { return };
+    pub(crate) fn join(&self, neighbour_memory: &NeighbourMemory) {
+        let Some(process) = &neighbour_memory.process else { return };
         let PublishedBytes { address, length, access, .. } = self.opened;
         let to_write = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         // Withdrawn meanwhile, it is not worth it.
@@ -193,7 +193,7 @@ impl Regions {
     }
 }
 
-impl Reach {
+impl NeighbourMemory {
     /// The memory of a process, by its table, and by what the kernel does.
     pub(crate) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
@@ -260,14 +260,14 @@ impl Reach {
     /// Has another thread map the bytes of a region that their program shares by itself.
     #[cold]
     pub(crate) fn join(self: &Arc<Self>, region: &Arc<Region>) {
-        let joining = Arc::new(Joining { reach: self.clone(), region: region.clone() });
+        let joining = Arc::new(Joining { neighbour_memory: self.clone(), region: region.clone() });
         let called = engine::engine().and_then(|engine| engine.reactor.set_timer(Duration::ZERO, joining));
         if called.is_err() {
             region.common.set(None);
         }
     }
 
-    /// Whether the caller is to map a region that its program shares by itself: one at a time. [`Reach::has_joined`] follows.
+    /// Whether the caller is to map a region that its program shares by itself: one at a time. [`NeighbourMemory::has_joined`] follows.
     pub(crate) fn begins_to_join(&self) -> bool {
         !self.is_joining.swap(true, Ordering::AcqRel)
     }
@@ -326,7 +326,7 @@ impl LastRegion {
             self.pause -= 1;
             return None;
         }
-        self.region = neighbour.reach().and_then(|reach| reach.region(key));
+        self.region = neighbour.memory().and_then(|neighbour_memory| neighbour_memory.region(key));
         if self.region.is_none() {
             self.pause = PAUSE;
         }

@@ -4,7 +4,7 @@
 //! has to have the right CRC. If no process of our user owns the queue pair, the look-up rests for [`REST`],
 //! so that packets without an owner cost little.
 
-use crate::handover::{HandoverKind, Stray};
+use crate::handover::{HandoverKind, OwnedArrival};
 use crate::lane::LAST;
 use crate::limit::Limit;
 use crate::lost::LostBlocks;
@@ -30,15 +30,15 @@ pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 
 /// Packets that have come to UDP port 4791 for queue pairs of other processes, until they are handed over.
 /// Thread-safe.
-pub(crate) struct Strays {
-    waiting: Mutex<VecDeque<Stray>>,
+pub(crate) struct HandoverQueue {
+    waiting: Mutex<VecDeque<OwnedArrival>>,
     turn: Mutex<()>,
     /// Blocks of queue pair numbers whose owners were not found.
     lost: LostBlocks,
     looks: Limit,
 }
 
-impl Default for Strays {
+impl Default for HandoverQueue {
     fn default() -> Self {
         Self {
             waiting: Mutex::default(),
@@ -60,7 +60,7 @@ pub(crate) enum NoteOutcome {
     TooMany,
 }
 
-impl Strays {
+impl HandoverQueue {
     /// Takes note of a packet.
     pub(crate) fn note(&self, arrival: &Arrival<'_>) -> NoteOutcome {
         let flow = Flow {
@@ -77,7 +77,7 @@ impl Strays {
         if waiting.len() >= MOST {
             return NoteOutcome::TooMany;
         }
-        waiting.push_back(Stray::of(arrival));
+        waiting.push_back(OwnedArrival::of(arrival));
         NoteOutcome::Kept
     }
 
@@ -87,8 +87,8 @@ impl Strays {
         while !lock(&self.waiting).is_empty() {
             let Ok(_turn) = self.turn.try_lock() else { return };
             let next = || lock(&self.waiting).pop_front();
-            while let Some(stray) = next() {
-                let arrival = stray.arrival();
+            while let Some(owned) = next() {
+                let arrival = owned.arrival();
                 if self.give(net, &arrival) {
                     net.counters().handed_over.add(1);
                 } else {
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn damaged_packets_are_not_handed_over_and_few_wait() {
-        let strays = Strays::default();
+        let queue = HandoverQueue::default();
         let good = sealed(packet(0x12_3456));
         let mut bad = good.clone();
         while FlowCrc::new(&Flow {
@@ -183,9 +183,9 @@ mod tests {
             *bad.last_mut().unwrap() += 1;
         }
         bad[9] ^= 1;
-        assert_eq!(strays.note(&arrival(&bad)), NoteOutcome::Damaged);
-        assert!((0..MOST).all(|_| strays.note(&arrival(&good)) == NoteOutcome::Kept));
-        assert_eq!(strays.note(&arrival(&good)), NoteOutcome::TooMany);
+        assert_eq!(queue.note(&arrival(&bad)), NoteOutcome::Damaged);
+        assert!((0..MOST).all(|_| queue.note(&arrival(&good)) == NoteOutcome::Kept));
+        assert_eq!(queue.note(&arrival(&good)), NoteOutcome::TooMany);
     }
 
     /// Packets for a queue pair without an owner cost one look-up, and not one each.
@@ -193,14 +193,14 @@ mod tests {
     fn nobody_is_looked_for_time_and_again() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
         let net = Net::new(Vec::new());
-        let strays = Strays::default();
+        let queue = HandoverQueue::default();
         // The last block belongs to nobody.
         let good = sealed(packet(0xff_f456));
         for _ in 0..100 {
-            assert_eq!(strays.note(&arrival(&good)), NoteOutcome::Kept);
+            assert_eq!(queue.note(&arrival(&good)), NoteOutcome::Kept);
         }
-        strays.hand_over(&net);
-        assert!(lock(&strays.waiting).is_empty());
-        assert_eq!(strays.lost.count(), 1);
+        queue.hand_over(&net);
+        assert!(lock(&queue.waiting).is_empty());
+        assert_eq!(queue.lost.count(), 1);
     }
 }

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| adverb_roce::fuzz::gate(bytes));
+fuzz_target!(|bytes: &[u8]| adverb_roce::fuzz::udp_port(bytes));
