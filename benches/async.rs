@@ -1,9 +1,11 @@
-//! Measures 8-byte ping-pongs of two processes on tokio: over a Unix socket, and over connections of the async API.
+//! Measures 8-byte ping-pongs of two processes on tokio: over a Unix socket, and over connections of the
+//! async API.
 //!
 //! Usage: `cargo bench -p adverb --bench async [-- ROUNDS]` (default: 5)
 //!
-//! In each round every way is measured once. The table shows medians of the rounds, and medians of the ratios to the Unix socket. The measuring process
-//! starts the other one, and tells it the way by its argument. Both talk over a socket that is the other's standard input, until they have the connection.
+//! In each round every way is measured once. The table shows medians of the rounds, and medians of the ratios
+//! to the Unix socket. The measuring process starts the other one, and tells it the way by its argument. Both
+//! talk over a socket that is the other's standard input, until they have the connection.
 
 use adverb::Context;
 use adverb::asynchronous::{AsyncConnection, AsyncEndpoint, AsyncOptions, Tokio};
@@ -34,7 +36,8 @@ enum Way {
 impl Way {
     const ALL: [Self; 3] = [Self::Unix, Self::Asleep, Self::Spinning];
 
-    /// The argument of a way, the words of the table for it, and the most time that it may take, as a part of the Unix socket's.
+    /// The argument of a way, the words of the table for it, and the most time that it may take, as a part of
+    /// the Unix socket's.
     const fn about(self) -> (&'static str, &'static str, Option<f64>) {
         match self {
             Self::Unix => ("unix", "tokio, a Unix socket", None),

@@ -1,10 +1,13 @@
-//! Does one of the fast paths again and again, for `cargo xtask instructions`, which counts what the processor does in [`counted`].
+//! Does one of the fast paths again and again, for `cargo xtask instructions`, which counts what the
+//! processor does in [`counted`].
 //!
-//! Usage: `fast-paths --list`, or `fast-paths PATH [DEVICES]`: prints how often it has done it. The program has these devices, too, and uses none of them.
+//! Usage: `fast-paths --list`, or `fast-paths PATH [DEVICES]`: prints how often it has done it. The program
+//! has these devices, too, and uses none of them.
 //!
-//! Most of it is the access layer's, over the transport in memory: no system call, no other thread, nothing that depends on time. Posts of
-//! sends are counted over a transport that sends nothing, so that they are counted alone; and over `roce0`, from one queue pair of this process
-//! to another, where a post puts the message into a channel in shared memory.
+//! Most of it is the access layer's, over the transport in memory: no system call, no other thread, nothing
+//! that depends on time. Posts of sends are counted over a transport that sends nothing, so that they are
+//! counted alone; and over `roce0`, from one queue pair of this process to another, where a post puts the
+//! message into a channel in shared memory.
 
 use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes};
 use adverb_core::cm::ConnectionBackend;
@@ -121,7 +124,8 @@ fn poll_empty() {
 /// Which part of exchanging messages is counted.
 #[derive(PartialEq, Eq)]
 enum Part {
-    /// Posts of sends, which put the message into the receiver's memory and both completions into their queues.
+    /// Posts of sends, which put the message into the receiver's memory and both completions into their
+    /// queues.
     Sends,
     /// Polls, each of which finds one completion.
     Polls,
@@ -178,8 +182,8 @@ fn messages(device: &'static str, part: Part) {
     }
 }
 
-/// Posts of Writes into memory of the engine, which is mapped, so that each is carried out as it is posted. Only the last of a round is reported, as programs do that
-/// measure rates.
+/// Posts of Writes into memory of the engine, which is mapped, so that each is carried out as it is posted.
+/// Only the last of a round is reported, as programs do that measure rates.
 fn writes(device: &'static str) {
     let pair = pair(device);
     let (client, server) = (&pair.client, &pair.server);

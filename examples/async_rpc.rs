@@ -1,5 +1,5 @@
-//! A server that 100 clients ask at once, on tokio. Each client and each connection of the server is a task, and there is one thread: here all run in one
-//! program, which could as well be machines.
+//! A server that 100 clients ask at once, on tokio. Each client and each connection of the server is a task,
+//! and there is one thread: here all run in one program, which could as well be machines.
 
 use adverb::asynchronous::{AsyncConnection, AsyncEndpoint, Tokio};
 use adverb::{Context, Result};

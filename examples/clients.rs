@@ -1,5 +1,5 @@
-//! A server with a thread for each client. The clients fetch a text out of its memory, and send a message: here all are threads of one
-//! program, which could as well be machines.
+//! A server with a thread for each client. The clients fetch a text out of its memory, and send a message:
+//! here all are threads of one program, which could as well be machines.
 
 use adverb::{
     ConnectionRequest, Context, Listener, MemoryRegion, ProtectionDomain, QueuePairOptions, RemoteMemory,

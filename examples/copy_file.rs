@@ -1,4 +1,5 @@
-//! Copies a file by RDMA: the receiver offers two halves of a buffer, the sender writes into one while the receiver empties the other.
+//! Copies a file by RDMA: the receiver offers two halves of a buffer, the sender writes into one while the
+//! receiver empties the other.
 //!
 //! Start `cargo run --release -p adverb --example copy_file -- receive 127.0.0.1:7471 COPY`, and then
 //! `cargo run --release -p adverb --example copy_file -- send 127.0.0.1:7471 FILE`.
@@ -22,7 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// "The half with this index has so many bytes", or "the half with this index is free again". No bytes: the end.
+/// "The half with this index has so many bytes", or "the half with this index is free again". No bytes: the
+/// end.
 fn note(half: usize, bytes: usize) -> [u8; 8] {
     let mut note = [0; 8];
     note[..4].copy_from_slice(&(half as u32).to_be_bytes());

@@ -1,6 +1,7 @@
 //! A queue pair that is connected to itself: a message from one buffer of the program to another one.
 //!
-//! Start `cargo run --release -p adverb --example loopback`. The device must connect by numbers, as `roce0` does.
+//! Start `cargo run --release -p adverb --example loopback`. The device must connect by numbers, as `roce0`
+//! does.
 
 use adverb::{CompletionOpcode, ConnectionOptions, Context, QueuePairOptions, WorkRequest};
 use std::error::Error;

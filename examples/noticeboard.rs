@@ -1,5 +1,6 @@
-//! A notice board in memory: the server offers it and then sleeps; visitors pin notices to it and read it, and the server's program
-//! takes no part. Visitors that come at the same time share out the lines by an atomic counter on the board.
+//! A notice board in memory: the server offers it and then sleeps; visitors pin notices to it and read it,
+//! and the server's program takes no part. Visitors that come at the same time share out the lines by an
+//! atomic counter on the board.
 //!
 //! Start `cargo run -p adverb --example noticeboard -- serve 127.0.0.1:7471`, and then, as often as you like,
 //! `cargo run -p adverb --example noticeboard -- 127.0.0.1:7471 "some text"`.

@@ -1,7 +1,7 @@
 //! A message goes back and forth, and its time is taken.
 //!
-//! Start `cargo run --release -p adverb --example ping_pong -- serve 127.0.0.1:7471`, and in another terminal, or on another machine,
-//! `cargo run --release -p adverb --example ping_pong -- 127.0.0.1:7471`.
+//! Start `cargo run --release -p adverb --example ping_pong -- serve 127.0.0.1:7471`, and in another
+//! terminal, or on another machine, `cargo run --release -p adverb --example ping_pong -- 127.0.0.1:7471`.
 
 use adverb::{CompletionQueue, Connection, Context, Listener, QueuePair, QueuePairOptions, WorkRequest};
 use std::error::Error;
@@ -61,7 +61,8 @@ fn ready(
     Ok(queue_pair)
 }
 
-/// Waits for the message, sends it back out of its buffer, and offers the buffer for a later message. Another one is offered meanwhile.
+/// Waits for the message, sends it back out of its buffer, and offers the buffer for a later message. Another
+/// one is offered meanwhile.
 fn return_ball(connection: &Connection) -> adverb::Result<()> {
     let ball = spin(connection.receive_queue())?;
     let length = ball.bytes;

@@ -1,9 +1,10 @@
-//! `ibv_rc_pingpong` in Rust: two programs exchange the numbers of their queue pairs over a socket, and connect the queue pairs by them. The peer is
-//! this program, or the one in C.
+//! `ibv_rc_pingpong` in Rust: two programs exchange the numbers of their queue pairs over a socket, and
+//! connect the queue pairs by them. The peer is this program, or the one in C.
 //!
-//! Start `cargo run --release -p adverb --example rc_pingpong -- serve 192.0.2.2:18515`, and on another machine `adverb run -- ibv_rc_pingpong -g 0
-//! 192.0.2.2`. Or start `adverb run -- ibv_rc_pingpong -g 0`, and then this program with the argument `192.0.2.2:18515`. The number behind
-//! `-g` is that of an address that leads to the peer: look at `ibv_devinfo -v`.
+//! Start `cargo run --release -p adverb --example rc_pingpong -- serve 192.0.2.2:18515`, and on another
+//! machine `adverb run -- ibv_rc_pingpong -g 0 192.0.2.2`. Or start `adverb run -- ibv_rc_pingpong -g 0`, and
+//! then this program with the argument `192.0.2.2:18515`. The number behind `-g` is that of an address that
+//! leads to the peer: look at `ibv_devinfo -v`.
 
 use adverb::{ConnectionOptions, Context, QueuePairOptions, RawAddress, Rights, WorkRequest};
 use std::error::Error;

@@ -1,6 +1,8 @@
-//! The client of `rping`, in Rust: it lends its memory to the server in C, which reads a text there, and writes it back to another place.
+//! The client of `rping`, in Rust: it lends its memory to the server in C, which reads a text there, and
+//! writes it back to another place.
 //!
-//! Start `adverb run -- rping -s -a 127.0.0.1 -p 7174`, and then `cargo run --release -p adverb --example rping -- 127.0.0.1:7174`.
+//! Start `adverb run -- rping -s -a 127.0.0.1 -p 7174`, and then
+//! `cargo run --release -p adverb --example rping -- 127.0.0.1:7174`.
 
 use adverb::{Connection, Context, MemoryRegion, QueuePairOptions, Rights, WorkRequest};
 use std::error::Error;

@@ -1,8 +1,9 @@
 //! Puts the drop-in libraries into the command, where nothing else brings them along.
 //!
-//! In the source tree `cargo build` makes them beside the command, and packages put them into a folder of their own: then there is nothing to do. `cargo install` installs programs
-//! alone, so the command has to carry its libraries. Cargo cannot make a program wait for shared libraries (artifact dependencies are not stable), so they are built here, by cargo,
-//! with the profile and the versions of the workspace.
+//! In the source tree `cargo build` makes them beside the command, and packages put them into a folder of
+//! their own: then there is nothing to do. `cargo install` installs programs alone, so the command has to
+//! carry its libraries. Cargo cannot make a program wait for shared libraries (artifact dependencies are not
+//! stable), so they are built here, by cargo, with the profile and the versions of the workspace.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ const LIBRARIES: [(&str, &str, &str); 4] = [
 /// Files that the command unpacks beside the libraries.
 const TEXTS: [&str; 2] = ["src/pytest_adverb.py", "src/valgrind.supp"];
 
-/// As in the workspace's Cargo.toml, which a package of crates.io does not have. The libraries are stripped, since they are in the command twice: in its file, and unpacked.
+/// As in the workspace's Cargo.toml, which a package of crates.io does not have. The libraries are stripped,
+/// since they are in the command twice: in its file, and unpacked.
 const PROFILE: &str = "\
 [profile.release]
 lto = \"fat\"
@@ -123,7 +125,8 @@ fn build(source: &Path, is_packed: bool, out: &Path) -> Vec<(String, PathBuf)> {
     LIBRARIES.iter().map(|(_, name, _)| (format!("lib{name}.so"), built(&messages, name))).collect()
 }
 
-/// The file of the library of this name, from what cargo says of each that it has built: a line of JSON, in which it is the only string that ends so.
+/// The file of the library of this name, from what cargo says of each that it has built: a line of JSON, in
+/// which it is the only string that ends so.
 fn built(messages: &str, name: &str) -> PathBuf {
     let target = format!("\"name\":\"{name}\"");
     messages

@@ -1,4 +1,5 @@
-//! Requests for connections and what comes back: what a program is told of them is its part of the private data, and numbers that fit.
+//! Requests for connections and what comes back: what a program is told of them is its part of the private
+//! data, and numbers that fit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

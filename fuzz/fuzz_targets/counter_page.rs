@@ -1,4 +1,5 @@
-//! The page of counters of another process, and the lines there: plain text of bounded length, and each device once.
+//! The page of counters of another process, and the lines there: plain text of bounded length, and each
+//! device once.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

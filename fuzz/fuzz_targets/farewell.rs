@@ -1,4 +1,5 @@
-//! The record of connections that a program left which was killed, or is hostile: nobody is told but whom it names, and only an answer says where that lives.
+//! The record of connections that a program left which was killed, or is hostile: nobody is told but whom it
+//! names, and only an answer says where that lives.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A communication manager under any messages, calls and times: what it keeps is bounded, and it always comes to an end.
+//! A communication manager under any messages, calls and times: what it keeps is bounded, and it always comes
+//! to an end.
 #![no_main]
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Any packets to a responder and a requester in any order: no panic, nothing outside of what was checked is touched,
-//! each request completes once at most, and what is owed does not grow without bound.
+//! Any packets to a responder and a requester in any order: no panic, nothing outside of what was checked is
+//! touched, each request completes once at most, and what is owed does not grow without bound.
 #![no_main]
 
 use std::time::Duration;
@@ -168,8 +168,8 @@ fuzz_target!(|input: &[u8]| {
     let mut now = Duration::ZERO;
     let mut pushed = 0;
     let mut buffer = [0; MAX_HEADER];
-    // Each piece is a byte that says how long the packet is, one that says when, and the packet, whose PSN is made
-    // to lie near what is expected: otherwise next to nothing would get past the first check.
+    // Each piece is a byte that says how long the packet is, one that says when, and the packet, whose PSN is
+    // made to lie near what is expected: otherwise next to nothing would get past the first check.
     while let [length, wait, tail @ ..] = rest {
         let (piece, behind) = tail.split_at(usize::from(*length).min(tail.len()));
         rest = behind;

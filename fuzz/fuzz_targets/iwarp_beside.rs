@@ -1,4 +1,5 @@
-//! What the other process of an iWARP connection within a host tells through shared memory: read, and made again.
+//! What the other process of an iWARP connection within a host tells through shared memory: read, and made
+//! again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

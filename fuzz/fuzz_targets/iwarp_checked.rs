@@ -1,5 +1,5 @@
-//! A stream with CRC or markers. Input is taken as the stream itself; and as the payload of a valid stream, whose CRCs
-//! a fuzzer would not find.
+//! A stream with CRC or markers. Input is taken as the stream itself; and as the payload of a valid stream,
+//! whose CRCs a fuzzer would not find.
 #![no_main]
 
 use adverb_proto::iwarp::{Outbound, Receiver, Sender, Step};

@@ -1,5 +1,5 @@
-//! A peer's frames to a queue pair with keys and memory, and reads and atomics under way both ways: a model says which bytes each frame changes, what
-//! completes and what is answered, and everything else stays.
+//! A peer's frames to a queue pair with keys and memory, and reads and atomics under way both ways: a model
+//! says which bytes each frame changes, what completes and what is answered, and everything else stays.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

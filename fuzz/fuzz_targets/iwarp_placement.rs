@@ -1,5 +1,6 @@
-//! Reads and atomics under way in both directions, and a peer that answers and asks whatever it likes, in frames that are right: nothing is placed but what
-//! was asked for, in order and once, and no more waits than was agreed.
+//! Reads and atomics under way in both directions, and a peer that answers and asks whatever it likes, in
+//! frames that are right: nothing is placed but what was asked for, in order and once, and no more waits than
+//! was agreed.
 #![no_main]
 
 use adverb_proto::iwarp::mpa::Parameters;

@@ -1,4 +1,5 @@
-//! Questions of other processes for the other end of an iWARP connection, and their answers: read, and made again.
+//! Questions of other processes for the other end of an iWARP connection, and their answers: read, and made
+//! again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

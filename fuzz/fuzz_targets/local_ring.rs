@@ -1,4 +1,5 @@
-//! The rings of two processes, and garbage in any word of them: nothing panics, hangs, or goes beyond the ring.
+//! The rings of two processes, and garbage in any word of them: nothing panics, hangs, or goes beyond the
+//! ring.
 #![no_main]
 
 #[path = "../../crates/local/tests/hostile/driver.rs"]

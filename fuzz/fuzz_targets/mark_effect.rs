@@ -1,4 +1,5 @@
-//! Unreliable packets to a peer and echoes of marks in any order: only a mark that is outstanding, from whom it went to, makes room.
+//! Unreliable packets to a peer and echoes of marks in any order: only a mark that is outstanding, from whom
+//! it went to, makes room.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

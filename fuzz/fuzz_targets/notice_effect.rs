@@ -1,5 +1,6 @@
-//! Word of others where a service lives, to a process that has asked for connections: a request goes to the port in a notice that knows its transaction
-//! and its name and comes from its receiver, and nothing else is sent.
+//! Word of others where a service lives, to a process that has asked for connections: a request goes to the
+//! port in a notice that knows its transaction and its name and comes from its receiver, and nothing else is
+//! sent.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! The list of sockets, in which anybody can write names: for each block of queue pair numbers, a few of its own.
+//! The list of sockets, in which anybody can write names: for each block of queue pair numbers, a few of its
+//! own.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! What a process says of its objects, to `adverb top` and `rdma resource` of its user or of root: plain text, and no more of it than has come.
+//! What a process says of its objects, to `adverb top` and `rdma resource` of its user or of root: plain
+//! text, and no more of it than has come.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

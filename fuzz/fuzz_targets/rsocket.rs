@@ -1,4 +1,5 @@
-//! A stream of rsockets whose peer says anything, and datagrams that are none: what is lent and read stays inside of the buffers.
+//! A stream of rsockets whose peer says anything, and datagrams that are none: what is lent and read stays
+//! inside of the buffers.
 #![no_main]
 
 use adverb_proto::rsocket::{

@@ -1,4 +1,5 @@
-//! A ring of a trace, of which a program can write each word, and may be killed while it does: read, and written in every format.
+//! A ring of a trace, of which a program can write each word, and may be killed while it does: read, and
+//! written in every format.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Questions and answers of ours in any order: only an answer to our own question, from whom it went to, changes what is known.
+//! Questions and answers of ours in any order: only an answer to our own question, from whom it went to,
+//! changes what is known.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -36,7 +36,8 @@ pub struct QueuePairAttributes {
     pub max_scatter: u32,
     /// Bytes that one request can take along by copy.
     pub inline_bytes: u32,
-    /// The numbers of the connection, on a device whose queue pairs have them (`roce0`), once it is connected.
+    /// The numbers of the connection, on a device whose queue pairs have them (`roce0`), once it is
+    /// connected.
     pub path: Option<PathAttributes>,
 }
 

@@ -17,14 +17,16 @@ const AT_ONCE: usize = 16;
 /// Where requests of one or more queue pairs complete. Cheap to clone, thread-safe.
 ///
 /// A program either polls ([`CompletionQueue::poll`]), which is fastest and takes a processor, or sleeps
-/// ([`CompletionQueue::wait`]), or lets an event loop watch the descriptor ([`CompletionQueue::arm`]). Requests in flight plus
-/// completions that nobody has taken never exceed the capacity: posting more is refused, so completions are never lost.
+/// ([`CompletionQueue::wait`]), or lets an event loop watch the descriptor ([`CompletionQueue::arm`]).
+/// Requests in flight plus completions that nobody has taken never exceed the capacity: posting more is
+/// refused, so completions are never lost.
 ///
 /// # Flushed requests
 ///
-/// The end of a connection brings all its requests back. Those that were not carried out have the status [`Flushed`](crate::Status::Flushed). So each
-/// end of a connection brings the receives that no message has taken, also where several connections complete on one queue. That is no
-/// error: [`Completion::unless_flushed`] tells it from one. [`Completion::queue_pair`] says whose request it was.
+/// The end of a connection brings all its requests back. Those that were not carried out have the status
+/// [`Flushed`](crate::Status::Flushed). So each end of a connection brings the receives that no message has
+/// taken, also where several connections complete on one queue. That is no error:
+/// [`Completion::unless_flushed`] tells it from one. [`Completion::queue_pair`] says whose request it was.
 ///
 /// ```
 /// # use adverb::{CompletionQueue, Connection};
@@ -144,8 +146,8 @@ impl CompletionQueue {
         Some(Completion::new(completion, flight, earlier))
     }
 
-    /// Appends up to `most` completions to `list`, the oldest first, and says how many. Never waits. Several at once cost less than each by
-    /// itself.
+    /// Appends up to `most` completions to `list`, the oldest first, and says how many. Never waits. Several
+    /// at once cost less than each by itself.
     ///
     /// ```
     /// # fn main() -> adverb::Result<()> {
@@ -182,8 +184,8 @@ impl CompletionQueue {
         Ok(list.len() - before)
     }
 
-    /// Appends up to `most` completions to `list`, as [`CompletionQueue::poll_many`], and says how many. If there are none, the calling thread sleeps
-    /// until one comes, at most `timeout`.
+    /// Appends up to `most` completions to `list`, as [`CompletionQueue::poll_many`], and says how many. If
+    /// there are none, the calling thread sleeps until one comes, at most `timeout`.
     ///
     /// ```
     /// use adverb::WorkRequest;
@@ -233,7 +235,8 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// ETIMEDOUT ([`Error::is_timeout`]) when nothing has completed: the requests are still in flight, and may complete later. ENODEV in a child of fork.
+    /// ETIMEDOUT ([`Error::is_timeout`]) when nothing has completed: the requests are still in flight, and
+    /// may complete later. ENODEV in a child of fork.
     pub fn wait(&self, timeout: Duration) -> Result<Completion> {
         if let Some(completion) = self.poll()? {
             return Ok(completion);
@@ -282,8 +285,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. An earlier completion is not
-    /// announced, so poll once more after arming; and arm again after each event.
+    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. An earlier
+    /// completion is not announced, so poll once more after arming; and arm again after each event.
     ///
     /// ```
     /// use adverb::CompletionQueue;
@@ -304,8 +307,9 @@ impl CompletionQueue {
         self.arm_for(false)
     }
 
-    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion of a failed request, or of a message for which the peer asked
-    /// attention ([`WorkRequest::solicited`](crate::WorkRequest::solicited)). Otherwise as [`CompletionQueue::arm`].
+    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion of a failed request,
+    /// or of a message for which the peer asked attention
+    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)). Otherwise as [`CompletionQueue::arm`].
     pub fn arm_solicited(&self) -> Result<()> {
         self.arm_for(true)
     }
@@ -343,14 +347,16 @@ impl CompletionQueue {
 }
 
 impl AsRawFd for CompletionQueue {
-    /// The number of the descriptor that [`AsFd`] lends. It is readable after a completion for which the queue was armed.
+    /// The number of the descriptor that [`AsFd`] lends. It is readable after a completion for which the
+    /// queue was armed.
     fn as_raw_fd(&self) -> RawFd {
         self.0.channel.descriptor()
     }
 }
 
 impl AsFd for CompletionQueue {
-    /// A descriptor that is readable after a completion for which the queue was armed. Only for poll(2) and its like.
+    /// A descriptor that is readable after a completion for which the queue was armed. Only for poll(2) and
+    /// its like.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel, and so its descriptor, lives as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.0.channel.descriptor()) }

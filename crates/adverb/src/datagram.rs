@@ -42,7 +42,8 @@ impl AddressHandle {
     /// The way from the local address `from` to the host at `to`.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if `from` is no address of the device; EOPNOTSUPP if that has no datagrams; ENOMEM when it is full.
+    /// EADDRNOTAVAIL if `from` is no address of the device; EOPNOTSUPP if that has no datagrams; ENOMEM when
+    /// it is full.
     pub fn new(domain: &ProtectionDomain, from: IpAddr, to: IpAddr) -> Result<Self> {
         Self::to_gid(domain, domain.context().gid_index(&gid_of(from))?, gid_of(to))
     }
@@ -70,8 +71,8 @@ impl AddressHandle {
     /// The number that stands for the queue pairs of all members of a multicast group.
     pub const EVERYBODY: u32 = MULTICAST_QUEUE_PAIR;
 
-    /// The way back to the sender of a datagram. None if the completion is not of a datagram that was received, or if the datagram came by
-    /// multicast, or to an address that the device has no more.
+    /// The way back to the sender of a datagram. None if the completion is not of a datagram that was
+    /// received, or if the datagram came by multicast, or to an address that the device has no more.
     pub fn of_sender(domain: &ProtectionDomain, completion: &Completion) -> Option<Self> {
         completion.sender?;
         Self::of_header(domain, completion.header()?)
@@ -97,8 +98,8 @@ impl fmt::Debug for AddressHandle {
     }
 }
 
-/// A queue pair of datagrams (UD): ready from the start, without a connection. A datagram has at most the path MTU
-/// ([`PortAttributes::active_mtu`](crate::PortAttributes::active_mtu)), and can be lost.
+/// A queue pair of datagrams (UD): ready from the start, without a connection. A datagram has at most the
+/// path MTU ([`PortAttributes::active_mtu`](crate::PortAttributes::active_mtu)), and can be lost.
 ///
 /// ```
 /// use adverb::{AddressHandle, Context, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
@@ -177,7 +178,8 @@ impl DatagramQueuePair {
         self.0.post_to(request, Some(Datagram { path: way.0.path(), queue_pair: number, qkey }), 0)
     }
 
-    /// Offers memory for a datagram, with [`DATAGRAM_HEADER`] bytes of room in front. A datagram that finds none is lost.
+    /// Offers memory for a datagram, with [`DATAGRAM_HEADER`] bytes of room in front. A datagram that finds
+    /// none is lost.
     ///
     /// # Errors
     /// As [`QueuePair::post_receive`].

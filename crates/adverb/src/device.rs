@@ -220,7 +220,8 @@ impl Context {
         })
     }
 
-    /// The oldest event of this context that is not about one request, if there is one. Waits for it, at most `timeout`.
+    /// The oldest event of this context that is not about one request, if there is one. Waits for it, at most
+    /// `timeout`.
     ///
     /// ```
     /// # fn main() -> adverb::Result<()> {
@@ -252,14 +253,15 @@ impl Context {
         }
     }
 
-    /// A descriptor that is readable while an event waits ([`Context::next_event`]). Only for poll(2) and its like.
+    /// A descriptor that is readable while an event waits ([`Context::next_event`]). Only for poll(2) and its
+    /// like.
     pub fn event_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the queue, and so its descriptor, lives as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.0.events().descriptor()) }
     }
 
-    /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a refusal. On `roce0` 56, 196 and 148;
-    /// on `iwarp0` more.
+    /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a
+    /// refusal. On `roce0` 56, 196 and 148; on `iwarp0` more.
     ///
     /// ```
     /// use adverb::RemoteMemory;

@@ -33,7 +33,8 @@ pub enum Error {
     Busy(Cow<'static, str>),
     /// There is no such device, or the object belongs to the process that this one was forked from (ENODEV).
     NoDevice(Cow<'static, str>),
-    /// The time of the call was over before the awaited thing came, or the peer did not answer in time (ETIMEDOUT).
+    /// The time of the call was over before the awaited thing came, or the peer did not answer in time
+    /// (ETIMEDOUT).
     TimedOut(Cow<'static, str>),
     /// A request has failed.
     Request(RequestError),
@@ -92,7 +93,8 @@ impl Error {
         }
     }
 
-    /// Whether the time of the call was over before the awaited thing came, or the peer did not answer in time (ETIMEDOUT).
+    /// Whether the time of the call was over before the awaited thing came, or the peer did not answer in
+    /// time (ETIMEDOUT).
     ///
     /// ```
     /// use std::time::Duration;
@@ -201,9 +203,9 @@ pub struct RequestError {
 }
 
 impl RequestError {
-    /// Whether the request was not carried out at all, since the connection had ended, or was about to. The first failed request of the queue
-    /// pair has the
-    /// reason, or [`Connection::ended`](crate::Connection::ended).
+    /// Whether the request was not carried out at all, since the connection had ended, or was about to. The
+    /// first failed request of the queue pair has the reason, or
+    /// [`Connection::ended`](crate::Connection::ended).
     pub fn is_flushed(&self) -> bool {
         self.status == Status::Flushed
     }

@@ -2,9 +2,11 @@
 
 use crate::Segments;
 
-/// A table of requests. A place is named by its index and the number of times it was used, so that a stale name finds nothing.
+/// A table of requests. A place is named by its index and the number of times it was used, so that a stale
+/// name finds nothing.
 ///
-/// It grows to the most requests that were ever in flight at once, so in the steady state nothing is allocated.
+/// It grows to the most requests that were ever in flight at once, so in the steady state nothing is
+/// allocated.
 pub(crate) struct Flights {
     places: Vec<Place>,
     free: Vec<u32>,
@@ -62,8 +64,8 @@ pub(crate) struct Flight {
     pub(crate) queue_pair: u64,
     /// The memory that the request owns.
     pub(crate) segments: Option<Segments>,
-    /// The request before it in its send queue, if that reports nothing when it ends well; [`NOTHING`] otherwise. When this one is complete,
-    /// so is that one.
+    /// The request before it in its send queue, if that reports nothing when it ends well; [`NOTHING`]
+    /// otherwise. When this one is complete, so is that one.
     pub(crate) previous: u64,
 }
 
@@ -76,7 +78,8 @@ impl Flights {
         Self { places: Vec::new(), free: Vec::new(), most, naming: OWN }
     }
 
-    /// A table of the requests of the shared receive queue with the number `identity`, at most `most` of them.
+    /// A table of the requests of the shared receive queue with the number `identity`, at most `most` of
+    /// them.
     pub(crate) fn of_shared(most: usize, identity: u32) -> Self {
         let naming =
             Naming { tag: SHARED | u64::from(identity) << SHARED_SHIFT, shift: 16, uses: (1 << 20) - 1 };
@@ -128,7 +131,8 @@ impl Flights {
         Some(flight)
     }
 
-    /// Takes out a request that is complete; also what those before it own that have reported nothing, the oldest first.
+    /// Takes out a request that is complete; also what those before it own that have reported nothing, the
+    /// oldest first.
     #[inline]
     pub(crate) fn complete(&mut self, name: u64) -> Option<(Flight, Vec<Segments>)> {
         let flight = self.leave(name)?;
@@ -141,7 +145,8 @@ impl Flights {
 
     #[cold]
     fn leave_before(&mut self, mut name: u64, earlier: &mut Vec<Segments>) {
-        // One that has failed has reported that, and everything before it has left then: its name finds nothing.
+        // One that has failed has reported that, and everything before it has left then: its name finds
+        // nothing.
         while let Some(flight) = self.leave(name) {
             earlier.extend(flight.segments);
             name = flight.previous;
@@ -186,7 +191,8 @@ mod tests {
         for gone in [a, b, c] {
             assert!(flights.leave(gone).is_none());
         }
-        // One of them fails, and so reports: those before it leave with it, and those behind it with the next one.
+        // One of them fails, and so reports: those before it leave with it, and those behind it with the next
+        // one.
         let a = enter(&mut flights, 5, NOTHING);
         let b = enter(&mut flights, 6, a);
         let c = enter(&mut flights, 7, b);

@@ -1,5 +1,5 @@
-//! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges. The stack is in the program itself: start it and
-//! its tests as any other program, without `adverb run`.
+//! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges. The stack is in the
+//! program itself: start it and its tests as any other program, without `adverb run`.
 //!
 //! The [guide] has a chapter for each subject:
 //!
@@ -15,19 +15,22 @@
 //!
 //! # RDMA in one page
 //!
-//! *Remote direct memory access* lets a program put bytes into the memory of a program on another machine, or fetch bytes from it,
-//! without that program doing anything. Beside that there are messages, as with sockets but with boundaries. It is fast because
-//! nothing is copied on the way that need not be, and because nobody waits. A program *posts* requests, goes on with its work, and later
-//! learns how they ended. These are the parts:
+//! *Remote direct memory access* lets a program put bytes into the memory of a program on another machine, or
+//! fetch bytes from it, without that program doing anything. Beside that there are messages, as with sockets
+//! but with boundaries. It is fast because nothing is copied on the way that need not be, and because nobody
+//! waits. A program *posts* requests, goes on with its work, and later learns how they ended. These are the
+//! parts:
 //!
-//! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build has `roce0`,
-//!   RoCE v2 over UDP, and `iwarp0`, iWARP over TCP.
+//! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build
+//!   has `roce0`, RoCE v2 over UDP, and `iwarp0`, iWARP over TCP.
 //! * A [`ProtectionDomain`] holds memory and queue pairs that belong together.
-//! * Memory must be *registered*, so that the device knows what it may touch. A [`Buffer`] is registered memory of the program's own. A
-//!   [`MemoryRegion`] is offered to peers, with [`Rights`] that say what they may do; its token, [`RemoteMemory`], names it on the
-//!   other side. A peer that uses a wrong token, passes the end, or does what it may not, is refused, and nothing is touched.
-//! * A [`QueuePair`] is one end of a connection: a queue of requests to send and a queue of receives. [`QueuePair::connect`] makes a
-//!   [`Connection`] of it, or on the other side a [`Listener`] and [`ConnectionRequest::accept`].
+//! * Memory must be *registered*, so that the device knows what it may touch. A [`Buffer`] is registered
+//!   memory of the program's own. A [`MemoryRegion`] is offered to peers, with [`Rights`] that say what they
+//!   may do; its token, [`RemoteMemory`], names it on the other side. A peer that uses a wrong token, passes
+//!   the end, or does what it may not, is refused, and nothing is touched.
+//! * A [`QueuePair`] is one end of a connection: a queue of requests to send and a queue of receives.
+//!   [`QueuePair::connect`] makes a [`Connection`] of it, or on the other side a [`Listener`] and
+//!   [`ConnectionRequest::accept`].
 //! * A [`CompletionQueue`] says how requests ended, in [`Completion`]s.
 //!
 //! And these are the requests:
@@ -41,12 +44,14 @@
 //! | [`WorkRequest::atomic_write`], [`WorkRequest::flush`] | write a word in one piece; make writes visible | nobody |
 //! | [`MemoryWindow::bind`], [`WorkRequest::take_back`] | open a part of a region of this side, and close it | nobody |
 //!
-//! Requests of one queue pair begin and complete in the order in which they were posted. A completed write or send says that the bytes
-//! have been taken; that the peer has them, one knows from its answer, or from a read posted behind a write.
+//! Requests of one queue pair begin and complete in the order in which they were posted. A completed write or
+//! send says that the bytes have been taken; that the peer has them, one knows from its answer, or from a
+//! read posted behind a write.
 //!
 //! # Services
 //!
-//! A [`QueuePair`] is of the reliable service (RC). Each other service has types of its own, which take only the requests that the service has:
+//! A [`QueuePair`] is of the reliable service (RC). Each other service has types of its own, which take only
+//! the requests that the service has:
 //!
 //! | service | type | connected by | requests |
 //! |---|---|---|---|
@@ -55,14 +60,15 @@
 //! | UD | [`DatagramQueuePair`] | nothing: each datagram says where to ([`AddressHandle`]) | [`DatagramRequest`]: Sends |
 //! | XRC | [`XrcInitiator`], [`XrcTarget`] | [`XrcInitiator::connect_raw`] | [`WorkRequest`], with the number of a [`SharedReceiveQueue`] |
 //!
-//! `roce0` has all of them, and `iwarp0` has RC. `connect_raw` connects by numbers that the programs exchange themselves. The peer may then be a
-//! program in C, such as `ibv_rc_pingpong`.
+//! `roce0` has all of them, and `iwarp0` has RC. `connect_raw` connects by numbers that the programs exchange
+//! themselves. The peer may then be a program in C, such as `ibv_rc_pingpong`.
 //!
 //! # Who owns the bytes
 //!
-//! A request takes its buffer with it, and the completion brings it back. So a program cannot change bytes that are being sent, or look at
-//! bytes that are being received. A [`MemoryRegion`] is shared with peers that may change it at any moment. So its bytes are copied in and out, or
-//! accessed as atomic words, and there is never a `&[u8]` of them.
+//! A request takes its buffer with it, and the completion brings it back. So a program cannot change bytes
+//! that are being sent, or look at bytes that are being received. A [`MemoryRegion`] is shared with peers
+//! that may change it at any moment. So its bytes are copied in and out, or accessed as atomic words, and
+//! there is never a `&[u8]` of them.
 //!
 //! | memory | from | who uses it | how the program has it back |
 //! |---|---|---|---|
@@ -71,23 +77,27 @@
 //! | [`MemoryRegion`] of this crate | [`ProtectionDomain::memory_region`] | peers, and this program's requests | drop |
 //! | [`MemoryRegion`] of the program's memory | [`ProtectionDomain::register`] | peers, and this program's requests | [`MemoryRegion::deregister`] |
 //!
-//! The program's memory is a `Vec<u8>`, a `Box<[u8]>`, a [`Mapping`] (also of huge pages) or a [`FileMapping`]. Other types implement
-//! [`StableMemory`].
+//! The program's memory is a `Vec<u8>`, a `Box<[u8]>`, a [`Mapping`] (also of huge pages) or a
+//! [`FileMapping`]. Other types implement [`StableMemory`].
 //!
 //! # Why it is safe
 //!
-//! Dropping objects in any order is safe, and so is leaking them with [`std::mem::forget`]. These rules make it so:
+//! Dropping objects in any order is safe, and so is leaking them with [`std::mem::forget`]. These rules make
+//! it so:
 //!
-//! - Registered bytes live as long as their registration. The last [`Buffer`], [`MemoryRegion`] or request that has a part ends the registration.
-//!   That waits until the engine and the peers let go of the bytes. Only then are they freed, or given back.
-//! - A request in flight owns its part of the memory. The owner is a table in the [`CompletionQueue`], not the program. So the program can neither free
-//!   nor change the bytes.
+//! - Registered bytes live as long as their registration. The last [`Buffer`], [`MemoryRegion`] or request
+//!   that has a part ends the registration. That waits until the engine and the peers let go of the bytes.
+//!   Only then are they freed, or given back.
+//! - A request in flight owns its part of the memory. The owner is a table in the [`CompletionQueue`], not
+//!   the program. So the program can neither free nor change the bytes.
 //! - A completion takes its request out of the table, once. Its name there is never used again.
 //! - A [`SharedReceiveQueue`] has such a table for its receives, which a completion names.
-//! - A [`QueuePair`] keeps its completion queues, and each object keeps the context that it comes from. The drop of a queue pair ends its
-//!   requests, and frees their memory afterwards.
-//! - A leaked object keeps all of this for ever. A leaked [`Connection`] goes on with its receives, into memory that stays mapped.
-//! - The engine checks each access by key, bounds, rights and protection domain. Nothing that a peer sends reaches other bytes.
+//! - A [`QueuePair`] keeps its completion queues, and each object keeps the context that it comes from. The
+//!   drop of a queue pair ends its requests, and frees their memory afterwards.
+//! - A leaked object keeps all of this for ever. A leaked [`Connection`] goes on with its receives, into
+//!   memory that stays mapped.
+//! - The engine checks each access by key, bounds, rights and protection domain. Nothing that a peer sends
+//!   reaches other bytes.
 //!
 //! The compiler refuses a program that uses a buffer in flight:
 //!
@@ -122,12 +132,13 @@
 //! # }
 //! ```
 //!
-//! Memory of another protection domain, and so of another device, is refused when it is posted: [`PostError::OtherDomain`].
+//! Memory of another protection domain, and so of another device, is refused when it is posted:
+//! [`PostError::OtherDomain`].
 //!
 //! # A server and a client
 //!
-//! The server offers 4096 bytes, and waits for a message. The client learns from the private data of the connection where the bytes are,
-//! writes into them, and says so.
+//! The server offers 4096 bytes, and waits for a message. The client learns from the private data of the
+//! connection where the bytes are, writes into them, and says so.
 //!
 //! ```
 //! use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
@@ -189,10 +200,12 @@
 //!
 //! # Threads, fork, and waiting
 //!
-//! Everything is thread-safe. An engine with one background thread starts with the first device that is opened; it serves peers while the
-//! program does something else. In a child of `fork` inherited objects answer with ENODEV and may be dropped; the child opens the
-//! device anew. All waiting in this crate is bounded by a time-out that the caller gives. An event loop of any kind can watch the
-//! descriptors of a [`CompletionQueue`] and a [`Listener`] instead. Programs on tokio, smol or another runtime have the futures of [`asynchronous`].
+//! Everything is thread-safe. An engine with one background thread starts with the first device that is
+//! opened; it serves peers while the program does something else. In a child of `fork` inherited objects
+//! answer with ENODEV and may be dropped; the child opens the device anew. All waiting in this crate is
+//! bounded by a time-out that the caller gives. An event loop of any kind can watch the descriptors of a
+//! [`CompletionQueue`] and a [`Listener`] instead. Programs on tokio, smol or another runtime have the
+//! futures of [`asynchronous`].
 
 pub mod asynchronous;
 mod attributes;

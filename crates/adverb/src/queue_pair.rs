@@ -45,7 +45,8 @@ pub struct QueuePairOptions {
     pub max_gather: u32,
     /// Segments that one receive can have.
     pub max_scatter: u32,
-    /// Where messages find their receives, in place of a queue of the queue pair's own. `max_receives` and `max_scatter` mean nothing then.
+    /// Where messages find their receives, in place of a queue of the queue pair's own. `max_receives` and
+    /// `max_scatter` mean nothing then.
     pub shared_receive_queue: Option<SharedReceiveQueue>,
     /// Most bytes that one request can take along by copy ([`Payload::Inline`]).
     pub inline_bytes: u32,
@@ -56,7 +57,8 @@ pub struct QueuePairOptions {
 impl QueuePairOptions {
     /// 128 sends and 128 receives that complete on `queue`, one segment each, 64 inline bytes, all rights.
     ///
-    /// With two completion queues, the program can wait for a message, and no completion of a send comes between:
+    /// With two completion queues, the program can wait for a message, and no completion of a send comes
+    /// between:
     ///
     /// ```
     /// use adverb::QueuePairOptions;
@@ -85,10 +87,12 @@ impl QueuePairOptions {
     }
 }
 
-/// A queue pair: one end of a connection, with a queue of requests to send and a queue of receives. Thread-safe.
+/// A queue pair: one end of a connection, with a queue of requests to send and a queue of receives.
+/// Thread-safe.
 ///
-/// Requests of one queue pair begin in the order in which they were posted, and complete in that order. Dropping it ends the connection;
-/// when the drop returns, nobody touches the memory of its requests any more, and their buffers are freed.
+/// Requests of one queue pair begin in the order in which they were posted, and complete in that order.
+/// Dropping it ends the connection; when the drop returns, nobody touches the memory of its requests any
+/// more, and their buffers are freed.
 ///
 /// ```
 /// use adverb::{Connection, Context, QueuePairOptions};
@@ -219,7 +223,8 @@ impl QueuePair {
     /// }
     /// ```
     ///
-    /// It looks at every request in flight on its completion queues: use it when a connection ends, not with each request.
+    /// It looks at every request in flight on its completion queues: use it when a connection ends, not with
+    /// each request.
     pub fn in_flight(&self) -> usize {
         let count = |queue: &CompletionQueue| self.in_flight_on(queue);
         match self.send_queue.is(&self.receive_queue) {
@@ -228,8 +233,8 @@ impl QueuePair {
         }
     }
 
-    /// Requests of this queue pair that complete on `queue`, and whose completions the program has not taken. With
-    /// [unsignalled](WorkRequest::unsignalled) ones.
+    /// Requests of this queue pair that complete on `queue`, and whose completions the program has not taken.
+    /// With [unsignalled](WorkRequest::unsignalled) ones.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
@@ -273,7 +278,8 @@ impl QueuePair {
         let _ = self.core.modify(&attributes, AttributeMask::STATE);
     }
 
-    /// A peer whose message finds no receive tries again after 0.64 ms. By default of connection managers it does after 655 ms.
+    /// A peer whose message finds no receive tries again after 0.64 ms. By default of connection managers it
+    /// does after 655 ms.
     pub(crate) fn answer_soon_without_receive(&self) {
         // Code 12 of the table of RNR NAK timers.
         let attributes = Attributes { min_rnr_timer: 12, ..Attributes::default() };
@@ -281,8 +287,8 @@ impl QueuePair {
         let _ = self.core.modify(&attributes, AttributeMask::MIN_RNR_TIMER);
     }
 
-    /// Makes it as new: ready for receives and to be connected. The buffers of all requests whose completions the program has not taken come back,
-    /// in no order. These requests have no completions any more.
+    /// Makes it as new: ready for receives and to be connected. The buffers of all requests whose completions
+    /// the program has not taken come back, in no order. These requests have no completions any more.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
@@ -300,7 +306,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// ENODEV in a child of fork. Nothing has changed then.
-    // `&mut`: nobody posts meanwhile. So each request is either taken out of the tables below, or posted to the new queue.
+    // `&mut`: nobody posts meanwhile. So each request is either taken out of the tables below, or posted to
+    // the new queue.
     pub fn reset(&mut self) -> Result<Vec<Buffer>> {
         // By way of an error, which ends only when the transport has let go of the memory of all requests.
         self.fail();
@@ -316,8 +323,8 @@ impl QueuePair {
         Ok(buffers)
     }
 
-    /// Takes out the shared receives that messages of this queue pair have taken, and whose completions nobody has taken: these vanish. Only in
-    /// error.
+    /// Takes out the shared receives that messages of this queue pair have taken, and whose completions
+    /// nobody has taken: these vanish. Only in error.
     fn take_shared(&self) -> Vec<Flight> {
         let Some(shared) = &self.shared else { return Vec::new() };
         let mut names = Vec::new();
@@ -342,13 +349,15 @@ impl QueuePair {
         self.post_to(request, None, 0)
     }
 
-    /// Posts a request of XRC to the send queue. Its message is for the peer's shared receive queue with the number `shared_queue`.
+    /// Posts a request of XRC to the send queue. Its message is for the peer's shared receive queue with the
+    /// number `shared_queue`.
     #[inline]
     pub(crate) fn post_extended(&self, request: WorkRequest<'_>, shared_queue: u32) -> Result<(), Rejected> {
         self.post_to(request, None, shared_queue)
     }
 
-    /// Posts a request to the send queue, of any service. A datagram has its destination in `datagram`. `shared_queue` counts for XRC alone.
+    /// Posts a request to the send queue, of any service. A datagram has its destination in `datagram`.
+    /// `shared_queue` counts for XRC alone.
     #[inline]
     pub(crate) fn post_to(
         &self,
@@ -387,7 +396,8 @@ impl QueuePair {
         self.post_behind_unsignalled(flight, reports, &request, inline)
     }
 
-    /// Posts a request that reports nothing, or that may stand behind such a one: its place in the queue must be known.
+    /// Posts a request that reports nothing, or that may stand behind such a one: its place in the queue must
+    /// be known.
     #[cold]
     fn post_behind_unsignalled(
         &self,
@@ -416,8 +426,9 @@ impl QueuePair {
         posted.unwrap_or_else(|reason| Err(Rejected::new(reason, waiting.and_then(|flight| flight.segments))))
     }
 
-    /// Offers memory for a message of the peer. The completion comes out of [`QueuePair::receive_queue`] with the same `id`. Receives are
-    /// taken in the order in which they were posted; post them before the peer sends, from the moment the queue pair exists.
+    /// Offers memory for a message of the peer. The completion comes out of [`QueuePair::receive_queue`] with
+    /// the same `id`. Receives are taken in the order in which they were posted; post them before the peer
+    /// sends, from the moment the queue pair exists.
     ///
     /// A message fills several segments in their order, if the queue pair was made for so many
     /// ([`max_scatter`](crate::QueuePairOptions::max_scatter)).
@@ -448,7 +459,8 @@ impl QueuePair {
         })
     }
 
-    /// Enters a request in the table of its completion queue, and posts it under the name that the table gave, with its bytes.
+    /// Enters a request in the table of its completion queue, and posts it under the name that the table
+    /// gave, with its bytes.
     #[inline]
     fn launch(
         &self,

@@ -1,4 +1,5 @@
-//! Queue pairs that are connected by numbers, without a connection manager: as programs in C do that exchange them over a socket.
+//! Queue pairs that are connected by numbers, without a connection manager: as programs in C do that exchange
+//! them over a socket.
 
 use crate::connection::NotConnected;
 use crate::request::{Rejected, UnreliableRequest, WorkRequest};
@@ -15,9 +16,11 @@ use std::str::FromStr;
 /// Hop limit of packets: what Linux gives to IP packets.
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// The numbers by which a peer reaches a queue pair: queue pair number, first packet sequence number (PSN) and GID.
+/// The numbers by which a peer reaches a queue pair: queue pair number, first packet sequence number (PSN)
+/// and GID.
 ///
-/// [`RawAddress::write_to`] and [`RawAddress::read_from`] exchange them over a socket in the form of `ibv_rc_pingpong` and its like.
+/// [`RawAddress::write_to`] and [`RawAddress::read_from`] exchange them over a socket in the form of
+/// `ibv_rc_pingpong` and its like.
 ///
 /// ```
 /// use adverb::RawAddress;
@@ -120,7 +123,8 @@ impl FromStr for RawAddress {
     }
 }
 
-/// A queue pair that [`QueuePair::connect_raw`] has connected. Dropping it ends it; the peer learns of that by its own requests alone.
+/// A queue pair that [`QueuePair::connect_raw`] has connected. Dropping it ends it; the peer learns of that
+/// by its own requests alone.
 ///
 /// ```
 /// use adverb::{ConnectionOptions, QueuePair, RawAddress, RawConnection};
@@ -169,19 +173,22 @@ impl fmt::Debug for RawConnection {
 }
 
 impl QueuePair {
-    /// The numbers by which a peer reaches this queue pair, at the local address `ip`. The first packet number is a new one each time: keep the
-    /// result, and hand it to [`QueuePair::connect_raw`].
+    /// The numbers by which a peer reaches this queue pair, at the local address `ip`. The first packet
+    /// number is a new one each time: keep the result, and hand it to [`QueuePair::connect_raw`].
     ///
     /// # Errors
-    /// EADDRNOTAVAIL if `ip` is no address of the device; EOPNOTSUPP on a device that connects by its manager alone, as `iwarp0`.
+    /// EADDRNOTAVAIL if `ip` is no address of the device; EOPNOTSUPP on a device that connects by its manager
+    /// alone, as `iwarp0`.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
         address(self.domain().context(), self.number(), ip)
     }
 
-    /// Connects to the queue pair at `peer` without a connection manager (`ibv_modify_qp`, to RTR and RTS). Nothing is sent. The peer does the
-    /// same with the two addresses exchanged. On `roce0` alone: TCP connections of `iwarp0` need the manager.
+    /// Connects to the queue pair at `peer` without a connection manager (`ibv_modify_qp`, to RTR and RTS).
+    /// Nothing is sent. The peer does the same with the two addresses exchanged. On `roce0` alone: TCP
+    /// connections of `iwarp0` need the manager.
     ///
-    /// Of `options` count retries, depths, answer time, traffic class and path MTU. The peer may run in C, for instance `ibv_rc_pingpong -g`.
+    /// Of `options` count retries, depths, answer time, traffic class and path MTU. The peer may run in C,
+    /// for instance `ibv_rc_pingpong -g`.
     ///
     /// ```
     /// use adverb::{ConnectionOptions, Context, QueuePairOptions, WorkRequest};
@@ -211,7 +218,8 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// EINVAL for values that the device does not have, or a device that connects by its manager alone. The queue pair comes back in the error.
+    /// EINVAL for values that the device does not have, or a device that connects by its manager alone. The
+    /// queue pair comes back in the error.
     pub fn connect_raw(
         self,
         own: &RawAddress,
@@ -307,7 +315,8 @@ pub(crate) fn connect(
 pub struct UnreliableQueuePair(pub(crate) QueuePair);
 
 impl UnreliableQueuePair {
-    /// Connects to the queue pair at `peer` without a connection manager, as [`QueuePair::connect_raw`]. The peer's queue pair is of the service UC, too.
+    /// Connects to the queue pair at `peer` without a connection manager, as [`QueuePair::connect_raw`]. The
+    /// peer's queue pair is of the service UC, too.
     ///
     /// # Errors
     /// As [`QueuePair::connect_raw`].
@@ -323,7 +332,8 @@ impl UnreliableQueuePair {
         }
     }
 
-    /// The numbers by which a peer reaches this queue pair, at the local address `ip`, as [`QueuePair::raw_address`].
+    /// The numbers by which a peer reaches this queue pair, at the local address `ip`, as
+    /// [`QueuePair::raw_address`].
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
@@ -374,8 +384,9 @@ impl fmt::Debug for UnreliableQueuePair {
 pub struct UnreliableConnection(QueuePair);
 
 impl UnreliableConnection {
-    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). [`UnreliableRequest`] has the requests of the
-    /// service UC. A request is complete when its packets have left.
+    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send).
+    /// [`UnreliableRequest`] has the requests of the service UC. A request is complete when its packets have
+    /// left.
     ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
@@ -384,7 +395,8 @@ impl UnreliableConnection {
         self.0.post(request.0)
     }
 
-    /// Offers memory for a message of the peer, as [`QueuePair::post_receive`]. A message that finds no receive is lost.
+    /// Offers memory for a message of the peer, as [`QueuePair::post_receive`]. A message that finds no
+    /// receive is lost.
     ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.

@@ -29,7 +29,8 @@ use std::fmt;
 pub enum Payload<'a> {
     /// Registered memory, gathered in order. Buffers come back in the completion.
     Memory(Segments),
-    /// Bytes that are copied before the post returns; at most `inline_bytes` of [`QueuePairOptions`](crate::QueuePairOptions).
+    /// Bytes that are copied before the post returns; at most `inline_bytes` of
+    /// [`QueuePairOptions`](crate::QueuePairOptions).
     Inline(&'a [u8]),
 }
 
@@ -116,16 +117,20 @@ impl<'a> WorkRequest<'a> {
         Self { id: 0, opcode, flags, payload, remote, immediate: 0, compare_add, swap }
     }
 
-    /// Send: a message that takes the oldest receive of the peer. A message longer than the receive breaks the connection.
+    /// Send: a message that takes the oldest receive of the peer. A message longer than the receive breaks
+    /// the connection.
     ///
-    /// A slice is copied when the request is posted, and has at most [`inline_bytes`](crate::QueuePairOptions::inline_bytes): 64, unless the
-    /// queue pair was made with another number. For a longer message take a [`Buffer`].
+    /// A slice is copied when the request is posted, and has at most
+    /// [`inline_bytes`](crate::QueuePairOptions::inline_bytes): 64, unless the queue pair was made with
+    /// another number. For a longer message take a [`Buffer`].
     ///
     /// Several segments are gathered into one message, if the queue pair was made for so many
-    /// ([`max_gather`](crate::QueuePairOptions::max_gather)): `WorkRequest::send([head.slice(..8), body.slice(..)])`.
+    /// ([`max_gather`](crate::QueuePairOptions::max_gather)):
+    /// `WorkRequest::send([head.slice(..8), body.slice(..)])`.
     ///
-    /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not complete before. On `iwarp0` it may complete at
-    /// once; two seconds without a receive end the connection.
+    /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not
+    /// complete before. On `iwarp0` it may complete at once; two seconds without a receive end the
+    /// connection.
     ///
     /// ```
     /// use adverb::WorkRequest;
@@ -149,8 +154,9 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, payload.into(), RemoteMemory::new(0, 0, 0))
     }
 
-    /// RDMA Write: puts the bytes at the beginning of `remote`, which must have room for all of them, without the peer's program taking part.
-    /// A slice is copied when the request is posted, as for [`WorkRequest::send`].
+    /// RDMA Write: puts the bytes at the beginning of `remote`, which must have room for all of them, without
+    /// the peer's program taking part. A slice is copied when the request is posted, as for
+    /// [`WorkRequest::send`].
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -170,10 +176,12 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Write, payload.into(), *remote)
     }
 
-    /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, which must have as many, without the peer's program taking part.
+    /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, which must have as many,
+    /// without the peer's program taking part.
     ///
-    /// A Read takes no lock. If somebody writes to these bytes meanwhile, the Read may bring old bytes beside new ones, also within one
-    /// number. [`WorkRequest::fetch_add`] of 0 reads 8 bytes at once. For more, the owner says by a message when the bytes are ready.
+    /// A Read takes no lock. If somebody writes to these bytes meanwhile, the Read may bring old bytes beside
+    /// new ones, also within one number. [`WorkRequest::fetch_add`] of 0 reads 8 bytes at once. For more, the
+    /// owner says by a message when the bytes are ready.
     ///
     /// ```
     /// use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
@@ -216,8 +224,9 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Read, Payload::Memory(target.into()), *remote)
     }
 
-    /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what was there, as a number in
-    /// this machine's byte order. The address of these bytes must be a multiple of 8, and the region needs [`Rights::ATOMIC`](crate::Rights::ATOMIC).
+    /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what
+    /// was there, as a number in this machine's byte order. The address of these bytes must be a multiple of
+    /// 8, and the region needs [`Rights::ATOMIC`](crate::Rights::ATOMIC).
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -239,8 +248,9 @@ impl<'a> WorkRequest<'a> {
         Self { compare_add: value, ..request }
     }
 
-    /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. `result` (8 bytes) takes what
-    /// was there, as a number in this machine's byte order. Address and rights are as for [`WorkRequest::fetch_add`].
+    /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically.
+    /// `result` (8 bytes) takes what was there, as a number in this machine's byte order. Address and rights
+    /// are as for [`WorkRequest::fetch_add`].
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -265,8 +275,9 @@ impl<'a> WorkRequest<'a> {
         Self { compare_add: compare, swap, ..request }
     }
 
-    /// Takes the key of a [`MemoryRegion`](crate::MemoryRegion) out of use, for ever. When the request is complete, the device refuses every
-    /// request with this key, of peers and of this program. The bytes stay, and [`MemoryRegion::read`](crate::MemoryRegion::read) still has them.
+    /// Takes the key of a [`MemoryRegion`](crate::MemoryRegion) out of use, for ever. When the request is
+    /// complete, the device refuses every request with this key, of peers and of this program. The bytes
+    /// stay, and [`MemoryRegion::read`](crate::MemoryRegion::read) still has them.
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -287,8 +298,9 @@ impl<'a> WorkRequest<'a> {
         Self { immediate: region.remote().key(), ..request }
     }
 
-    /// Writes `value` to the 8 bytes at the beginning of `remote`, in one piece: a peer that reads the word sees the old value or the new one. The
-    /// address of these bytes must be a multiple of 8. `roce0` has it, and `iwarp0` has not. `value` is in this machine's byte order.
+    /// Writes `value` to the 8 bytes at the beginning of `remote`, in one piece: a peer that reads the word
+    /// sees the old value or the new one. The address of these bytes must be a multiple of 8. `roce0` has it,
+    /// and `iwarp0` has not. `value` is in this machine's byte order.
     ///
     /// `source` (8 bytes) carries the value to the device.
     ///
@@ -314,8 +326,9 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::AtomicWrite, source.into(), *remote)
     }
 
-    /// Waits until earlier Writes to the bytes of `remote` are where every reader of the peer's memory finds them. The region there, and the queue
-    /// pair there, need [`Rights::FLUSH`](crate::Rights::FLUSH). `roce0` has it, and `iwarp0` has not.
+    /// Waits until earlier Writes to the bytes of `remote` are where every reader of the peer's memory finds
+    /// them. The region there, and the queue pair there, need [`Rights::FLUSH`](crate::Rights::FLUSH).
+    /// `roce0` has it, and `iwarp0` has not.
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -346,8 +359,8 @@ impl<'a> WorkRequest<'a> {
         WorkRequest { immediate: region, compare_add, swap, ..request }
     }
 
-    /// Closes a [`MemoryWindow`](crate::MemoryWindow), whose token this is. When the request is complete, the token opens nothing. It is posted on the
-    /// connection on which the window was bound.
+    /// Closes a [`MemoryWindow`](crate::MemoryWindow), whose token this is. When the request is complete, the
+    /// token opens nothing. It is posted on the connection on which the window was bound.
     pub fn take_back(token: &RemoteMemory) -> Self {
         let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
         Self { immediate: token.key(), ..request }
@@ -371,8 +384,8 @@ impl<'a> WorkRequest<'a> {
         Self { id, ..self }
     }
 
-    /// For sends and writes: carries a number to the peer, in the completion of the receive that the message takes (a write with a
-    /// number takes one, too).
+    /// For sends and writes: carries a number to the peer, in the completion of the receive that the message
+    /// takes (a write with a number takes one, too).
     ///
     /// ```
     /// use adverb::WorkRequest;
@@ -400,9 +413,11 @@ impl<'a> WorkRequest<'a> {
         Self { opcode, immediate: number.to_be(), ..self }
     }
 
-    /// For sends: takes back the right to a region of the peer, which the peer granted us by this token, when the message is received.
+    /// For sends: takes back the right to a region of the peer, which the peer granted us by this token, when
+    /// the message is received.
     ///
-    /// On `iwarp0`, no other peer may reach the region: the protection domain there has this connection alone. Otherwise the connection ends.
+    /// On `iwarp0`, no other peer may reach the region: the protection domain there has this connection
+    /// alone. Otherwise the connection ends.
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -426,9 +441,10 @@ impl<'a> WorkRequest<'a> {
 
     /// Begins only when all earlier reads and atomics of the queue pair are complete.
     ///
-    /// Completions come in order, but a later request begins while a read is still under way. So a request needs the fence if it sends
-    /// bytes that an earlier read, or an atomic, brings into the same [`MemoryRegion`](crate::MemoryRegion). Without the fence, it may send
-    /// the bytes that were there before.
+    /// Completions come in order, but a later request begins while a read is still under way. So a request
+    /// needs the fence if it sends bytes that an earlier read, or an atomic, brings into the same
+    /// [`MemoryRegion`](crate::MemoryRegion). Without the fence, it may send the bytes that were there
+    /// before.
     ///
     /// ```
     /// use adverb::{Rights, WorkRequest};
@@ -449,11 +465,13 @@ impl<'a> WorkRequest<'a> {
         Self { flags: self.flags | SendFlags::FENCE, ..self }
     }
 
-    /// Reports nothing if the request ends well: there is no completion of it. If it fails, there is one, as ever.
+    /// Reports nothing if the request ends well: there is no completion of it. If it fails, there is one, as
+    /// ever.
     ///
-    /// A request of the same send queue that reports, and was posted later, is complete only when this one is. So its completion brings the
-    /// buffers of this one back, in [`Completion::earlier`]. The place in the completion queue is free again then, too: so let a request report at least
-    /// once for each `max_sends` requests.
+    /// A request of the same send queue that reports, and was posted later, is complete only when this one
+    /// is. So its completion brings the buffers of this one back, in [`Completion::earlier`]. The place in
+    /// the completion queue is free again then, too: so let a request report at least once for each
+    /// `max_sends` requests.
     ///
     /// ```
     /// # use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
@@ -513,7 +531,8 @@ impl<'a> WorkRequest<'a> {
     }
 }
 
-/// A request of an [`UnreliableConnection`](crate::UnreliableConnection): a Send or a Write, each with or without a number.
+/// A request of an [`UnreliableConnection`](crate::UnreliableConnection): a Send or a Write, each with or
+/// without a number.
 ///
 /// ```
 /// use adverb::{UnreliableConnection, UnreliableRequest};
@@ -530,7 +549,8 @@ impl<'a> WorkRequest<'a> {
 pub struct UnreliableRequest<'a>(pub(crate) WorkRequest<'a>);
 
 impl<'a> UnreliableRequest<'a> {
-    /// Send: a message that takes the oldest receive of the peer, as [`WorkRequest::send`]. A message that finds no receive is lost.
+    /// Send: a message that takes the oldest receive of the peer, as [`WorkRequest::send`]. A message that
+    /// finds no receive is lost.
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
         Self(WorkRequest::send(payload))
     }
@@ -585,7 +605,8 @@ pub struct DatagramRequest<'a> {
 }
 
 impl<'a> DatagramRequest<'a> {
-    /// A datagram by `way` to the queue pair `number` there, which has the key `qkey`. A slice is copied, as for [`WorkRequest::send`].
+    /// A datagram by `way` to the queue pair `number` there, which has the key `qkey`. A slice is copied, as
+    /// for [`WorkRequest::send`].
     pub fn send(payload: impl Into<Payload<'a>>, way: &'a AddressHandle, number: u32, qkey: u32) -> Self {
         Self { request: WorkRequest::send(payload), way, number, qkey }
     }
@@ -692,7 +713,8 @@ pub struct Completion {
     pub id: u64,
     /// How the request ended.
     pub status: Status,
-    /// Why the request failed, as far as adverb knows. The numbers of the variants are the C interface's `vendor_err`.
+    /// Why the request failed, as far as adverb knows. The numbers of the variants are the C interface's
+    /// `vendor_err`.
     pub cause: Cause,
     /// The operation of the request. Says something only if the request ended well.
     pub operation: CompletionOpcode,
@@ -710,7 +732,8 @@ pub struct Completion {
     pub buffer: Option<Buffer>,
     /// The buffers of the request, if it had a list of them ([`Segments`]), in its order.
     pub buffers: Vec<Buffer>,
-    /// The buffers of [unsignalled](WorkRequest::unsignalled) requests that were posted before on the same queue pair, in the order of the posts.
+    /// The buffers of [unsignalled](WorkRequest::unsignalled) requests that were posted before on the same
+    /// queue pair, in the order of the posts.
     pub earlier: Vec<Buffer>,
 }
 
@@ -736,8 +759,8 @@ impl Completion {
         }
     }
 
-    /// The completion if the request ended well, else an error that says why ([`Error::Request`]). The buffers are dropped then:
-    /// [`Completion::error`] keeps them.
+    /// The completion if the request ended well, else an error that says why ([`Error::Request`]). The
+    /// buffers are dropped then: [`Completion::error`] keeps them.
     ///
     /// ```
     /// use adverb::{Rights, Status, WorkRequest};
@@ -758,8 +781,8 @@ impl Completion {
         }
     }
 
-    /// The completion if the request ended well, as [`Completion::success`]. None if the connection ended before the request was carried out
-    /// ([flushed requests](crate::CompletionQueue#flushed-requests)).
+    /// The completion if the request ended well, as [`Completion::success`]. None if the connection ended
+    /// before the request was carried out ([flushed requests](crate::CompletionQueue#flushed-requests)).
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
@@ -820,7 +843,8 @@ impl Completion {
         self.buffer.expect("the request had no buffer")
     }
 
-    /// The bytes of a datagram, behind its [header](crate::DATAGRAM_HEADER). None if this is none, or its receive had a list of buffers.
+    /// The bytes of a datagram, behind its [header](crate::DATAGRAM_HEADER). None if this is none, or its
+    /// receive had a list of buffers.
     pub fn datagram(&self) -> Option<&[u8]> {
         self.sender?;
         self.buffer.as_ref()?.get(DATAGRAM_HEADER..self.bytes)
@@ -831,7 +855,8 @@ impl Completion {
         self.buffer.as_ref()?.first_chunk()
     }
 
-    /// The received bytes: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.
+    /// The received bytes: the first [`Completion::bytes`] of the buffer, which must have been posted whole.
+    /// Empty without a buffer.
     ///
     /// ```
     /// use adverb::WorkRequest;

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-/// A table of values for requests in flight: each has a number, which the request carries and its completion brings back.
+/// A table of values for requests in flight: each has a number, which the request carries and its completion
+/// brings back.
 ///
-/// [`WorkRequest::id`](crate::WorkRequest::id) and the first argument of [`QueuePair::post_receive`](crate::QueuePair::post_receive) are numbers. The
-/// program may choose them itself. With this table, they stand for values of any type: an enum, a task, the sending half of a channel.
+/// [`WorkRequest::id`](crate::WorkRequest::id) and the first argument of
+/// [`QueuePair::post_receive`](crate::QueuePair::post_receive) are numbers. The program may choose them
+/// itself. With this table, they stand for values of any type: an enum, a task, the sending half of a
+/// channel.
 ///
 /// ```
 /// use adverb::{RequestIds, WorkRequest};
@@ -35,11 +38,12 @@ use std::fmt;
 /// # }
 /// ```
 ///
-/// A number is good once: a completion that is not the table's finds nothing. It is never 0, the number of a request that was given none. A request that
-/// was not accepted has no completion: take its value out by the same number. An [unsignalled](crate::WorkRequest::unsignalled) request has none
-/// either, unless it fails.
+/// A number is good once: a completion that is not the table's finds nothing. It is never 0, the number of a
+/// request that was given none. A request that was not accepted has no completion: take its value out by the
+/// same number. An [unsignalled](crate::WorkRequest::unsignalled) request has none either, unless it fails.
 ///
-/// In the steady state, nothing is allocated. Threads that share a table put it into a [`Mutex`](std::sync::Mutex).
+/// In the steady state, nothing is allocated. Threads that share a table put it into a
+/// [`Mutex`](std::sync::Mutex).
 pub struct RequestIds<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
@@ -77,7 +81,8 @@ impl<T> RequestIds<T> {
         u64::from(place.uses) << 32 | u64::from(index)
     }
 
-    /// Takes the value of this number out. None if the table has given no such number, or if its value was taken before.
+    /// Takes the value of this number out. None if the table has given no such number, or if its value was
+    /// taken before.
     ///
     /// ```
     /// # let mut ids = adverb::RequestIds::new();

@@ -8,7 +8,8 @@ pub(crate) fn sender(header: &[u8; 40]) -> Option<([u8; 16], [u8; 16])> {
     let mapped =
         |at: usize| Ipv4Addr::new(v4[at], v4[at + 1], v4[at + 2], v4[at + 3]).to_ipv6_mapped().octets();
     let is_v6 = header[0] >> 4 == 6;
-    // The first 20 bytes of the IPv4 form are undefined and may look like IPv6; then the header's checksum decides.
+    // The first 20 bytes of the IPv4 form are undefined and may look like IPv6; then the header's checksum
+    // decides.
     let is_v4 = v4[0] >> 4 == 4 && (!is_v6 || (v4[0] == 0x45 && ones_complement_sum(v4) == 0xffff));
     let (peer, local) = match (is_v4, is_v6) {
         (true, _) => (mapped(12), mapped(16)),

@@ -13,14 +13,17 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock, Weak};
 
-/// Receives for the messages of several queue pairs, which take them in the order of their arrival. Cheap to clone, thread-safe.
+/// Receives for the messages of several queue pairs, which take them in the order of their arrival. Cheap to
+/// clone, thread-safe.
 ///
-/// A queue pair gets it by [`QueuePairOptions::shared_receive_queue`](crate::QueuePairOptions::shared_receive_queue), and has no receives of its own then. The
-/// completion of a receive comes out of the receive queue of the queue pair that has taken it ([`Completion::queue_pair`](crate::Completion::queue_pair)). The
-/// end of a connection flushes no shared receives.
+/// A queue pair gets it by
+/// [`QueuePairOptions::shared_receive_queue`](crate::QueuePairOptions::shared_receive_queue), and has no
+/// receives of its own then. The completion of a receive comes out of the receive queue of the queue pair
+/// that has taken it ([`Completion::queue_pair`](crate::Completion::queue_pair)). The end of a connection
+/// flushes no shared receives.
 ///
-/// A request in flight belongs to the shared receive queue, with its memory, until its completion was taken. Each of the completion
-/// queues keeps room for all of its receives: so completions are never lost.
+/// A request in flight belongs to the shared receive queue, with its memory, until its completion was taken.
+/// Each of the completion queues keeps room for all of its receives: so completions are never lost.
 ///
 /// ```
 /// use adverb::QueuePairOptions;
@@ -55,7 +58,8 @@ struct Inner {
     keeps_receives: AtomicBool,
 }
 
-/// All shared receive queues of the process. A completion names by its number the queue whose receive has ended.
+/// All shared receive queues of the process. A completion names by its number the queue whose receive has
+/// ended.
 static ALL: LazyLock<RwLock<HashMap<u32, Weak<Inner>>>> = LazyLock::new(RwLock::default);
 
 impl SharedReceiveQueue {
@@ -148,8 +152,8 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// Raises [`AsyncEventKind::SrqLimitReached`](crate::AsyncEventKind::SrqLimitReached) once, when fewer than `receives` wait
-    /// ([`Context::next_event`](crate::Context::next_event)).
+    /// Raises [`AsyncEventKind::SrqLimitReached`](crate::AsyncEventKind::SrqLimitReached) once, when fewer
+    /// than `receives` wait ([`Context::next_event`](crate::Context::next_event)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -174,7 +178,8 @@ impl SharedReceiveQueue {
         Ok(self.0.core.modify(None, Some(receives))?)
     }
 
-    /// Posts receives again, from now on, that a queue pair would take along at its end: with messages that nobody has taken.
+    /// Posts receives again, from now on, that a queue pair would take along at its end: with messages that
+    /// nobody has taken.
     pub(crate) fn keep_receives(&self) {
         self.0.keeps_receives.store(true, Ordering::Relaxed);
     }
@@ -221,8 +226,8 @@ impl SharedReceiveQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // No queue pair takes receives here any more: each holds a clone. A target of XRC holds none, and finds the key of a receive gone when the
-        // drop of the table has ended its registration.
+        // No queue pair takes receives here any more: each holds a clone. A target of XRC holds none, and
+        // finds the key of a receive gone when the drop of the table has ended its registration.
         let _ = self.core.retire();
         for queue in self.room.lock().drain(..) {
             // Otherwise they would take the room that others get.

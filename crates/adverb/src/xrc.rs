@@ -1,4 +1,5 @@
-//! Extended reliable connections (XRC): one connection from process to process, and a message names the shared receive queue that it is for.
+//! Extended reliable connections (XRC): one connection from process to process, and a message names the
+//! shared receive queue that it is for.
 
 use crate::raw::{self, RawAddress};
 use crate::request::{Rejected, WorkRequest};
@@ -55,10 +56,12 @@ impl XrcDomain {
         Ok(Self { core, context: context.clone() })
     }
 
-    /// A shared receive queue for messages that name it by its [number](SharedReceiveQueue::number). Its receives complete on `completions`.
+    /// A shared receive queue for messages that name it by its [number](SharedReceiveQueue::number). Its
+    /// receives complete on `completions`.
     ///
     /// # Errors
-    /// As [`ProtectionDomain::shared_receive_queue`]; EINVAL for objects of another context, and for a completion queue that is too small.
+    /// As [`ProtectionDomain::shared_receive_queue`]; EINVAL for objects of another context, and for a
+    /// completion queue that is too small.
     pub fn receive_queue(
         &self,
         domain: &ProtectionDomain,
@@ -104,7 +107,8 @@ impl XrcTarget {
         self.core.number()
     }
 
-    /// The numbers by which the initiator reaches this target, at the local address `ip`, as [`QueuePair::raw_address`].
+    /// The numbers by which the initiator reaches this target, at the local address `ip`, as
+    /// [`QueuePair::raw_address`].
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
@@ -147,7 +151,8 @@ impl fmt::Debug for XrcTarget {
 pub struct XrcInitiator(pub(crate) QueuePair);
 
 impl XrcInitiator {
-    /// The numbers by which the target reaches this initiator, at the local address `ip`, as [`QueuePair::raw_address`].
+    /// The numbers by which the target reaches this initiator, at the local address `ip`, as
+    /// [`QueuePair::raw_address`].
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
@@ -192,8 +197,9 @@ impl fmt::Debug for XrcInitiator {
 pub struct XrcConnection(QueuePair);
 
 impl XrcConnection {
-    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). A message is for the peer's shared receive queue
-    /// with the number `receive_queue`. For requests without a message, such as Writes, the number means nothing.
+    /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). A
+    /// message is for the peer's shared receive queue with the number `receive_queue`. For requests without a
+    /// message, such as Writes, the number means nothing.
     ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.

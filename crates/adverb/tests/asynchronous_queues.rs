@@ -282,7 +282,8 @@ fn a_window_is_open_until_it_is_taken_back() {
                 server.take_back(&window).await.unwrap();
                 if round == 3 {
                     client.write(b"closed", &token).await.map(drop).unwrap_or_default();
-                    // A Write may be complete before the peer has refused it. The connection ends in any case.
+                    // A Write may be complete before the peer has refused it. The connection ends in any
+                    // case.
                     client.closed().await.unwrap();
                     assert_eq!(region.to_vec(8 * round..8 * round + 6), b"within");
                 }

@@ -1,4 +1,5 @@
-//! What an operation and an idle connection cost in memory. One test, so that nothing else allocates meanwhile.
+//! What an operation and an idle connection cost in memory. One test, so that nothing else allocates
+//! meanwhile.
 
 use adverb::{
     CompletionQueue, Connection, Device, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest,
@@ -35,7 +36,8 @@ static ALLOCATOR: Counting = Counting;
 const SOON: Duration = Duration::from_secs(20);
 const OPERATIONS: usize = 2000;
 
-/// Fewer allocations than this are of messages that find a lock taken on a busy machine, and not one for each operation.
+/// Fewer allocations than this are of messages that find a lock taken on a busy machine, and not one for each
+/// operation.
 const FEW: u64 = OPERATIONS as u64 / 100;
 
 struct End {
@@ -97,7 +99,8 @@ fn no_allocation_per_operation(device: &Device) {
         }
     };
     for operation in ["send", "write", "read"] {
-        // Tables grow until they fit. On a busy machine, the list of channels that a lane polls grows later, and the list of endpoints that wait for it.
+        // Tables grow until they fit. On a busy machine, the list of channels that a lane polls grows later,
+        // and the list of endpoints that wait for it.
         let calls = (0..5).map(|_| {
             let before = CALLS.load(Ordering::SeqCst);
             run(OPERATIONS, operation);
@@ -110,7 +113,8 @@ fn no_allocation_per_operation(device: &Device) {
 }
 
 fn little_memory_per_idle_connection(device: &Device) {
-    // Tables grow by leaps, and buffers are made when a thread first needs them, perhaps amid some connections: these do not count.
+    // Tables grow by leaps, and buffers are made when a thread first needs them, perhaps amid some
+    // connections: these do not count.
     const GROUP: usize = 16;
     const GROUPS: usize = 5;
     let mut used = Vec::with_capacity(GROUPS + 1);

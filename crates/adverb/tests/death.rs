@@ -76,7 +76,8 @@ fn a_connection_has_ended_when_its_queue_pair_has_failed_whether_or_not_the_peer
     }
 }
 
-/// Starts this test program once more, in the network namespace of the test, with a pipe to it and one from it.
+/// Starts this test program once more, in the network namespace of the test, with a pipe to it and one from
+/// it.
 fn beside(test: &str, role: &str, port: u16) -> (Child, impl Iterator<Item = String>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(ROLE, format!("{role} {port}"));
@@ -89,8 +90,8 @@ fn wait_for_word() {
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
-/// The only process that repeats nothing is one that exits. Who holds port 4791 may exit at the same time, with the message in its socket: here it is
-/// stopped, so the message stays there.
+/// The only process that repeats nothing is one that exits. Who holds port 4791 may exit at the same time,
+/// with the message in its socket: here it is stopped, so the message stays there.
 // IB-CM-47
 #[test]
 fn a_peer_learns_of_the_end_though_the_holder_of_the_port_says_nothing() {

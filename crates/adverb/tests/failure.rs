@@ -1,4 +1,5 @@
-//! A thread of the engine panics: whoever waits gets an error, and nobody waits for ever. Each test has a process of its own: the engine is the process's.
+//! A thread of the engine panics: whoever waits gets an error, and nobody waits for ever. Each test has a
+//! process of its own: the engine is the process's.
 
 use adverb::{CompletionQueue, Connection, Context, Device, Listener, QueuePairOptions, Status};
 use adverb_core::cm::{EventChannel, EventKind, Identifier, PortSpace};
@@ -179,7 +180,8 @@ fn a_panic_does_not_go_on_into_a_c_program() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("so the process ends"), "{output:?}");
 }
 
-/// A thread of the engine without which threads of the program would wait for ever begins once more, and then the process ends, with a word why.
+/// A thread of the engine without which threads of the program would wait for ever begins once more, and then
+/// the process ends, with a word why.
 #[test]
 fn a_thread_that_others_sleep_for_ends_the_process_when_it_has_failed_twice() {
     let Some(output) = in_child("a_thread_that_others_sleep_for_ends_the_process_when_it_has_failed_twice")

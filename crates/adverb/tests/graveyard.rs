@@ -1,4 +1,5 @@
-//! Objects are dropped in any order, or leaked, while a peer keeps sending: nothing is written to memory that was freed.
+//! Objects are dropped in any order, or leaked, while a peer keeps sending: nothing is written to memory that
+//! was freed.
 
 mod ends;
 
@@ -126,7 +127,8 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
         }
         let connection = listener.accept(SOON).unwrap().accept(queue_pair, &[], SOON).unwrap();
         let mut kept: Vec<RoundObject> = Vec::new();
-        // Some messages are taken: their buffers are freed, kept, posted again, or leaked with their completion.
+        // Some messages are taken: their buffers are freed, kept, posted again, or leaked with their
+        // completion.
         for _ in 0..dice.below(30) {
             let completion = parts.receives.wait(SOON).unwrap().success().unwrap();
             match dice.below(4) {
@@ -160,7 +162,8 @@ fn round(device: &adverb::Device, dice: &mut Dice) {
 
 /// Sends until the peer is gone, or takes nothing any more.
 fn flood(connection: &Connection, sends: &CompletionQueue, has_taken: &AtomicBool) {
-    // A leaked peer has a bounded number of receives: then nothing more completes, and no time-out is long enough.
+    // A leaked peer has a bounded number of receives: then nothing more completes, and no time-out is long
+    // enough.
     for _ in 0..200 {
         if connection.post_send(WorkRequest::send(&[0x11; 64])).is_err() {
             return;

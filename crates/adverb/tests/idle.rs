@@ -1,4 +1,5 @@
-//! An idle process uses no CPU: with open devices, a listener, connections, an armed completion queue and a thread that waits.
+//! An idle process uses no CPU: with open devices, a listener, connections, an armed completion queue and a
+//! thread that waits.
 
 use adverb::{
     CompletionQueue, Connection, Device, Listener, ProtectionDomain, QueuePairOptions, WorkRequest,
@@ -11,9 +12,11 @@ use std::time::Duration;
 /// Says to this test that it is the process that is idle.
 const IS_IDLE: &str = "ADVERB_TEST_IS_IDLE";
 const SOON: Duration = Duration::from_secs(60);
-/// In so long a time without work no thread may run. Whatever a connection does on its own is to be seen in it.
+/// In so long a time without work no thread may run. Whatever a connection does on its own is to be seen in
+/// it.
 const REST: Duration = Duration::from_secs(3);
-/// The work before may leave some: late acknowledgements, files that are mapped a little longer, the last look of a thread.
+/// The work before may leave some: late acknowledgements, files that are mapped a little longer, the last
+/// look of a thread.
 const MOST_RESTS: usize = 10;
 
 /// How often each thread has run and for how long in ticks, but for the main thread and this one.
@@ -27,7 +30,8 @@ fn activity() -> BTreeMap<i32, String> {
         let read = |file: &str| std::fs::read_to_string(format!("/proc/self/task/{thread}/{file}")).ok();
         let (stat, status) = (read("stat")?, read("status")?);
         let (name, rest) = stat.split_once(") ")?;
-        // As proc(5) counts them, the user time is the 14th and the system time the 15th. The state is the third.
+        // As proc(5) counts them, the user time is the 14th and the system time the 15th. The state is the
+        // third.
         let times: Vec<&str> = rest.split(' ').skip(11).take(2).collect();
         let switches: Vec<&str> = status.lines().filter(|line| line.contains("ctxt_switches")).collect();
         Some(format!("{name}) ticks {} {}", times.join("+"), switches.join(" ")))

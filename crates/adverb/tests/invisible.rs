@@ -1,4 +1,5 @@
-//! The engine is invisible in its host: its descriptors are close-on-exec, and the environment and the limits stay as they are.
+//! The engine is invisible in its host: its descriptors are close-on-exec, and the environment and the limits
+//! stay as they are.
 
 use adverb::{
     CompletionQueue, Connection, Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest,

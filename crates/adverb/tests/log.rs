@@ -1,4 +1,5 @@
-//! What the log says of a program's packets and mistakes. Each test runs itself again as the program whose log it reads.
+//! What the log says of a program's packets and mistakes. Each test runs itself again as the program whose
+//! log it reads.
 
 use adverb::{
     Buffer, Cause, CompletionQueue, Connection, Context, Listener, MemoryRegion, QueuePairOptions,
@@ -143,7 +144,8 @@ fn every_packet_is_shown_whatever_way_it_goes() {
     }
 }
 
-/// Mistakes that the peer refuses, each on a connection of its own. The program asserts what completions say of them.
+/// Mistakes that the peer refuses, each on a connection of its own. The program asserts what completions say
+/// of them.
 fn make_mistakes() {
     let refused = |done: adverb::Completion, cause| {
         assert_eq!((done.status != Status::Success, done.cause), (true, cause), "{done:?}");

@@ -118,7 +118,8 @@ fn told(length: usize) -> (DropWitness, Arc<AtomicBool>) {
 #[test]
 fn memory_in_flight_lives_as_long_as_its_request_whatever_is_dropped_or_leaked() {
     each_device(|device| {
-        // Each object of the end is dropped in an order of its own; the queue pair at last, and in the end leaked.
+        // Each object of the end is dropped in an order of its own; the queue pair at last, and in the end
+        // leaked.
         for leaks in [false, true] {
             let (client, server) = pair(device);
             let (memory, dropped) = told(4096);

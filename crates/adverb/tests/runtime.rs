@@ -15,7 +15,8 @@ use std::thread::Thread;
 use std::time::Instant;
 use std::{io, thread};
 
-/// A runtime of a program's own: its tasks run while somebody is in `block_on`. smol watches descriptors for it.
+/// A runtime of a program's own: its tasks run while somebody is in `block_on`. smol watches descriptors for
+/// it.
 struct Own(Arc<Queue>);
 
 /// Tasks that can go on, and the thread that runs them.

@@ -1,4 +1,5 @@
-//! A task that sleeps is woken by what arrives, and the background thread sleeps on. It is there as soon as the task's thread does something else.
+//! A task that sleeps is woken by what arrives, and the background thread sleeps on. It is there as soon as
+//! the task's thread does something else.
 
 #[path = "ends/ping_pong.rs"]
 mod ping_pong;
@@ -83,14 +84,16 @@ fn an_arriving_message_wakes_the_task_and_not_the_background_thread() {
             let test = "an_arriving_message_wakes_the_task_and_not_the_background_thread";
             let child = other_process(test, &device, &[listener.local_address().port()]);
             let connection = listener.accept().await.unwrap().accept(&[]).await.unwrap();
-            // Each message and each acknowledgement would wake it. On a busy machine some rounds are so long that it takes part.
+            // Each message and each acknowledgement would wake it. On a busy machine some rounds are so long
+            // that it takes part.
             let end = Instant::now() + SOON / 2;
             loop {
                 let (before, start) = (sleeps_of_the_background_thread(), Instant::now());
                 ping_pong(&connection, ROUNDS).await;
                 let sleeps = sleeps_of_the_background_thread() - before;
                 let looks = start.elapsed().as_micros() / LOOK.as_micros();
-                // Without a task on duty, there are two for each round: more than the looks of a quick batch can excuse.
+                // Without a task on duty, there are two for each round: more than the looks of a quick batch
+                // can excuse.
                 if looks <= u128::from(ROUNDS) * 3 / 2 && u128::from(sleeps) < looks + u128::from(ROUNDS) / 2
                 {
                     break;

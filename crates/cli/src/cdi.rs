@@ -1,4 +1,5 @@
-//! `adverb cdi`: what gives a container devices, for container engines that know the Container Device Interface.
+//! `adverb cdi`: what gives a container devices, for container engines that know the Container Device
+//! Interface.
 
 use crate::checkers;
 use crate::environment::{self, Front};
@@ -12,8 +13,9 @@ use std::process::ExitCode;
 
 /// Print a CDI specification: with it, containers have devices
 ///
-/// For podman, Docker, containerd and CRI-O. Devices by CDI are files and variables alone here: no device node, no privileges. The container's programs need the GNU C library, at least as
-/// new as `adverb run` needs it on the host. A container that sets LD_LIBRARY_PATH or LD_PRELOAD itself loses its own values.
+/// For podman, Docker, containerd and CRI-O. Devices by CDI are files and variables alone here: no device
+/// node, no privileges. The container's programs need the GNU C library, at least as new as `adverb run`
+/// needs it on the host. A container that sets LD_LIBRARY_PATH or LD_PRELOAD itself loses its own values.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -84,7 +86,8 @@ fn specification(folder: &Path, devices: Option<&str>, rsockets: bool) -> Result
     Ok(json!({"cdiVersion": VERSION, "kind": KIND, "devices": all}))
 }
 
-/// Shows a file of the host under this name. The file itself, not a link: what a link leads to is not in the container.
+/// Shows a file of the host under this name. The file itself, not a link: what a link leads to is not in the
+/// container.
 fn mount(file: &Path, name: &str) -> Result<Value, Failure> {
     let file = file.canonicalize().map_err(|e| Failure::own(format!("{}: {e}", file.display())))?;
     let host = text(file.as_os_str())?;

@@ -13,7 +13,8 @@ use std::process::ExitCode;
 /// The options of a check.
 #[derive(clap::Args)]
 pub(crate) struct CheckOptions {
-    /// Look for mistakes in the use of verbs and rdma_cm, and say each on standard error ('adverb check list' has all)
+    /// Look for mistakes in the use of verbs and rdma_cm, and say each on standard error ('adverb check list'
+    /// has all)
     #[arg(long, value_name = "WORDS", value_parser = words, num_args = 0..=1, require_equals = true, default_missing_value = "on")]
     check: Option<String>,
 
@@ -21,7 +22,8 @@ pub(crate) struct CheckOptions {
     #[arg(long, value_name = "CODE", value_parser = clap::value_parser!(u8), requires = "check")]
     check_exit: Option<u8>,
 
-    /// The file with findings that are not shown: a line each, NAME [PROGRAM] [FUNCTION or LIBRARY], with * for any. Leaks go by where the object was made
+    /// The file with findings that are not shown: a line each, NAME [PROGRAM] [FUNCTION or LIBRARY], with *
+    /// for any. Leaks go by where the object was made
     #[arg(long, value_name = "FILE", value_parser = suppressed, requires = "check")]
     check_suppress: Option<String>,
 

@@ -1,5 +1,6 @@
-//! What valgrind and the sanitizers are told about our libraries, so that they report the program's own mistakes alone. It is set whatever the program
-//! is: in a job, the program that a sanitizer was built into is a child of a child. What the user has set stays, and wins.
+//! What valgrind and the sanitizers are told about our libraries, so that they report the program's own
+//! mistakes alone. It is set whatever the program is: in a job, the program that a sanitizer was built into
+//! is a child of a child. What the user has set stays, and wins.
 
 use crate::libraries;
 use std::ffi::{OsStr, OsString};
@@ -38,7 +39,8 @@ pub(crate) fn all(folder: &Path) -> Vec<Checker> {
     let mut all = vec![
         // It wants to be loaded first, as our libraries do: nothing that it watches is in them.
         sanitizer("ASAN_OPTIONS", "verify_asan_link_order=0"),
-        // It does not see what our libraries do to keep their threads apart, since they were built without it.
+        // It does not see what our libraries do to keep their threads apart, since they were built without
+        // it.
         sanitizer("TSAN_OPTIONS", "ignore_noninstrumented_modules=1"),
     ];
     if let Some(file) = suppressions(folder) {
@@ -52,7 +54,8 @@ pub(crate) fn suppressing(file: &Path) -> OsString {
     OsString::from_vec([b"--suppressions=", file.as_os_str().as_bytes()].concat())
 }
 
-/// The file for valgrind: installed, it has a place of its own. None if it is not there, or has a name that VALGRIND_OPTS cannot express.
+/// The file for valgrind: installed, it has a place of its own. None if it is not there, or has a name that
+/// VALGRIND_OPTS cannot express.
 pub(crate) fn suppressions(folder: &Path) -> Option<PathBuf> {
     let prefix = folder.parent().and_then(Path::parent);
     let installed = prefix.map(|prefix| prefix.join("share/adverb").join(libraries::SUPPRESSIONS));

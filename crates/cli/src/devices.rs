@@ -22,7 +22,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) devices: environment::Devices,
 
-    /// Show limits and operations, how processes of this host reach each other's memory, and the counters of this user's running programs
+    /// Show limits and operations, how processes of this host reach each other's memory, and the counters of
+    /// this user's running programs
     #[arg(long, short)]
     verbose: bool,
 }

@@ -1,4 +1,5 @@
-//! The little of the ELF format that decides whether the dynamic linker will load our libraries into a program.
+//! The little of the ELF format that decides whether the dynamic linker will load our libraries into a
+//! program.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
-//! The drop-in libraries of a command that `cargo install` has made: they are in its own file, and are unpacked once, into a folder of the user's. The plug-in for pytest comes with them.
+//! The drop-in libraries of a command that `cargo install` has made: they are in its own file, and are
+//! unpacked once, into a folder of the user's. The plug-in for pytest comes with them.
 
 use crate::failure::Failure;
 use crate::libraries;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 const PLUG_IN: &str = "pytest_adverb.py";
 const PLUG_IN_TEXT: &str = include_str!("pytest_adverb.py");
 
-// The files, each with its name; none in a command that finds them beside itself. DIGEST tells those of one build from those of another.
+// The files, each with its name; none in a command that finds them beside itself. DIGEST tells those of one
+// build from those of another.
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
 /// Whether this command carries its libraries.
@@ -19,7 +21,8 @@ pub(crate) fn is_here() -> bool {
     !LIBRARIES.is_empty()
 }
 
-/// The absolute path of the folder with the libraries, under the names that programs ask for. It stays: programs of `adverb run` may start others after it has ended.
+/// The absolute path of the folder with the libraries, under the names that programs ask for. It stays:
+/// programs of `adverb run` may start others after it has ended.
 ///
 /// # Errors
 /// Names the folders that were tried, and why none can be used.
@@ -51,8 +54,9 @@ fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The folder `name` in `place` with all the files, made if need be. Several processes may do so at once: a folder gets its name when it is whole. `place` itself has a link to the
-/// plug-in that was unpacked last: its path has no digest in it, so that users can write it down.
+/// The folder `name` in `place` with all the files, made if need be. Several processes may do so at once: a
+/// folder gets its name when it is whole. `place` itself has a link to the plug-in that was unpacked last:
+/// its path has no digest in it, so that users can write it down.
 fn unpacked(place: &Path, name: &str, files: &[(&str, &[u8])]) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(place)?;
     nobody_elses(place)?;
@@ -84,7 +88,8 @@ fn unpacked(place: &Path, name: &str, files: &[(&str, &[u8])]) -> io::Result<Pat
     }
 }
 
-/// Has the link in `place` lead to the plug-in of the folder `name`. Devices do not need it, so a place that cannot be written to is no failure.
+/// Has the link in `place` lead to the plug-in of the folder `name`. Devices do not need it, so a place that
+/// cannot be written to is no failure.
 fn link_plug_in(place: &Path, name: &str) {
     let draft = place.join(format!(".{PLUG_IN}.{}", std::process::id()));
     let _ = fs::remove_file(&draft);

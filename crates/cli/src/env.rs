@@ -13,8 +13,9 @@ use std::process::ExitCode;
 
 /// Print the export lines that do by hand what `adverb run` does
 ///
-/// For shells, debuggers, and service files: `eval "$(adverb env)"` makes every RDMA program that is started from
-/// this shell use adverb. Setuid, static and musl programs ignore these variables; `adverb run` says so, this does not.
+/// For shells, debuggers, and service files: `eval "$(adverb env)"` makes every RDMA program that is started
+/// from this shell use adverb. Setuid, static and musl programs ignore these variables; `adverb run` says so,
+/// this does not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -54,7 +54,8 @@ impl Front {
                 folder.display()
             )));
         }
-        // LD_PRELOAD knows no quoting; where the path has a space, the bare name is found through LD_LIBRARY_PATH.
+        // LD_PRELOAD knows no quoting; where the path has a space, the bare name is found through
+        // LD_LIBRARY_PATH.
         let spaced = bytes.contains(&b' ');
         let place =
             |name: &&str| if spaced { OsString::from(name) } else { folder.join(name).into_os_string() };
@@ -75,8 +76,8 @@ impl Front {
     }
 }
 
-/// `front`, then what `present` has beside it. Empty entries of `present` go: in LD_LIBRARY_PATH they would mean the
-/// current folder.
+/// `front`, then what `present` has beside it. Empty entries of `present` go: in LD_LIBRARY_PATH they would
+/// mean the current folder.
 fn prepend(front: &[OsString], present: Option<&OsStr>, separator: fn(u8) -> bool) -> OsString {
     let present = present.map(OsStr::as_bytes).unwrap_or_default();
     let rest = present
@@ -92,7 +93,8 @@ fn devices() -> Vec<&'static str> {
 
 /// Looks at the variables that the user has set, and warns of those whose names mean nothing.
 ///
-/// `starts` is of a command that starts programs, prepares that, or shows what they would see: what it says of devices overrides one of the variables, and the machine must have nothing where they are to stand.
+/// `starts` is of a command that starts programs, prepares that, or shows what they would see: what it says
+/// of devices overrides one of the variables, and the machine must have nothing where they are to stand.
 ///
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
@@ -141,8 +143,9 @@ fn medium(like: &str) -> Medium {
     if like == adverb_iwarp::FACTORY.device { Medium::Stream } else { Medium::Datagrams }
 }
 
-/// What the user should know of the devices of such a command: what they are to stand on and is not here. It may come, or be
-/// in the network namespace that the program goes to (`ip netns exec`), and until then a device is what a kernel's is without its interface.
+/// What the user should know of the devices of such a command: what they are to stand on and is not here. It
+/// may come, or be in the network namespace that the program goes to (`ip netns exec`), and until then a
+/// device is what a kernel's is without its interface.
 pub(crate) fn warnings(starts: &Devices) -> Vec<String> {
     let set = setting::devices();
     let Some(list) = starts.list().or(set.as_deref()).filter(|list| list.contains('=')) else {
@@ -156,7 +159,8 @@ pub(crate) fn warnings(starts: &Devices) -> Vec<String> {
         .collect()
 }
 
-/// The variables that name a file relative to this folder, with its absolute name: a program, or a child of it, may go elsewhere before it writes.
+/// The variables that name a file relative to this folder, with its absolute name: a program, or a child of
+/// it, may go elsewhere before it writes.
 pub(crate) fn absolute_files() -> Vec<(&'static str, String)> {
     let Ok(folder) = std::env::current_dir() else { return Vec::new() };
     let absolute = |name| {
@@ -304,7 +308,8 @@ pub(crate) fn device(name: &str) -> Result<String, String> {
 /// The options by which commands take devices.
 #[derive(clap::Args)]
 pub(crate) struct Devices {
-    /// The devices that the program sees: names (roce0, iwarp0), or descriptions as in 'mlx5_[0-3]@numa=0,rate=400' (adverb(1))
+    /// The devices that the program sees: names (roce0, iwarp0), or descriptions as in
+    /// 'mlx5_[0-3]@numa=0,rate=400' (adverb(1))
     #[arg(long, short, visible_alias = "devices", value_name = "LIST", value_parser = device_list)]
     device: Option<String>,
 

@@ -1,11 +1,13 @@
 //! How a command fails: a text that helps, and an exit status.
 //!
-//! 2 when the command was called wrongly, 1 when it failed. `run` ends with the status of its program, which may be any; so what it has to say for itself is as of `env`, `nice` and `timeout`.
+//! 2 when the command was called wrongly, 1 when it failed. `run` ends with the status of its program, which
+//! may be any; so what it has to say for itself is as of `env`, `nice` and `timeout`.
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// A line of the command's own on standard error. The terminal may be gone: that is no failure of the command.
+/// A line of the command's own on standard error. The terminal may be gone: that is no failure of the
+/// command.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "adverb: {text}");
 }

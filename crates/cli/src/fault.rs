@@ -17,7 +17,8 @@ use std::process::ExitCode;
 /// The options of faults.
 #[derive(clap::Args)]
 pub(crate) struct Failing {
-    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules, as 'adverb fault list' shows one
+    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault
+    /// list' has the rules). A name that ends with .toml is a file of rules, as 'adverb fault list' shows one
     #[arg(long, value_name = "RULES", value_parser = wanted)]
     fault: Option<FaultPlan>,
 

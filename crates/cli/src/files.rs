@@ -1,8 +1,9 @@
 //! The folder that holds what the kernel would show of RDMA devices, for the programs of one `adverb run`.
 //!
-//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are: when addresses or interfaces change,
-//! this process writes anew what follows from them ([`follow`]). Those of counters that library writes when a program opens them, and this process where a program opens them
-//! by system calls of its own ([`live`]).
+//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things
+//! are: when addresses or interfaces change, this process writes anew what follows from them ([`follow`]).
+//! Those of counters that library writes when a program opens them, and this process where a program opens
+//! them by system calls of its own ([`live`]).
 
 use crate::environment;
 use crate::host::Host;
@@ -31,7 +32,8 @@ use follow::Following;
 const PREFIX: &str = "adverb-files-";
 /// Where somebody has been told of a libibverbs that no other can be put in front of.
 const TOLD: &str = "told";
-/// What the preloaded library must know: the buses of the devices, since what else stands in the same folders of sysfs is not theirs, and what the files of counters are sums of.
+/// What the preloaded library must know: the buses of the devices, since what else stands in the same folders
+/// of sysfs is not theirs, and what the files of counters are sums of.
 const KNOWN: &str = "known";
 /// A folder of the user's is ours while this is in it, which stands there first.
 const MARK: &str = ".adverb";
@@ -135,10 +137,12 @@ impl Drop for Place {
 
 /// The folder of the run's files.
 pub(crate) struct Files {
-    /// The thread that writes into the folder; it ends before that goes. None where there is no thread to be had.
+    /// The thread that writes into the folder; it ends before that goes. None where there is no thread to be
+    /// had.
     following: Option<Following>,
     folder: Place,
-    /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.
+    /// Where processes have their counters, if the folder itself is not in memory: a process must not wait
+    /// for a disk.
     counted: Option<Place>,
 }
 
@@ -154,8 +158,8 @@ impl Drop for Files {
 }
 
 impl Files {
-    /// Makes it, for the devices of a comma list or those that the environment names, and for the host's, if there are any to show. `named`: the folder, where the user
-    /// has named one.
+    /// Makes it, for the devices of a comma list or those that the environment names, and for the host's, if
+    /// there are any to show. `named`: the folder, where the user has named one.
     ///
     /// # Errors
     /// When the folder, or no place for temporary files, can be written to; says why of each.
@@ -196,7 +200,8 @@ impl Files {
         let shown = wanted.entries(&now);
         fill(&folder.path, &shown, host)?;
         if folder.afterwards == Afterwards::Goes {
-            // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
+            // A program may look at its devices as another user than it was started as; nobody but us changes
+            // them, whatever the umask.
             fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
         }
         let is_live = has_counters && is_named;
@@ -252,7 +257,8 @@ fn rdma_in(folder: &Path) -> PathBuf {
 
 /// Puts everything into a folder.
 fn fill(root: &Path, entries: &[(String, Content)], host: Option<&Host>) -> io::Result<()> {
-    // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
+    // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread
+    // runs yet.
     let _mask = Mask::set(0o022);
     let mut known = File::options().write(true).create_new(true).mode(0o644).open(root.join(KNOWN))?;
     known.write_all((buses(entries) + &counters::files::recipes()).as_bytes())?;
@@ -266,8 +272,9 @@ fn fill(root: &Path, entries: &[(String, Content)], host: Option<&Host>) -> io::
         }
         Ok(())
     };
-    // Most have the text of another one, and are that one by a further name, but those that programs may write. On a disk, a new file costs most where many have just been
-    // removed: ext4 looks for an inode that has rested.
+    // Most have the text of another one, and are that one by a further name, but those that programs may
+    // write. On a disk, a new file costs most where many have just been removed: ext4 looks for an inode that
+    // has rested.
     let mut written: HashMap<&str, PathBuf> = HashMap::new();
     for (path, content) in entries.iter().chain(host.iter().flat_map(|host| host.entries())) {
         let path = below(root, path);
@@ -322,7 +329,8 @@ fn buses(entries: &[(String, Content)]) -> String {
     entries.iter().filter_map(|(path, _)| of(path)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Writes the files of devices into a folder of the user's, where they stay; what was written there before goes. Returns its whole name.
+/// Writes the files of devices into a folder of the user's, where they stay; what was written there before
+/// goes. Returns its whole name.
 ///
 /// # Errors
 /// When it cannot be written, or has something else in it.
@@ -361,7 +369,8 @@ fn clear(place: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a file was to take the place of another one: this process's, or of the preloaded library (`.THREAD-NUMBER`).
+/// Whether a file was to take the place of another one: this process's, or of the preloaded library
+/// (`.THREAD-NUMBER`).
 fn is_new(name: &[u8]) -> bool {
     let Some(name) = name.strip_prefix(b".") else { return false };
     let is_of_library =
@@ -391,8 +400,9 @@ impl Drop for Mask {
     }
 }
 
-/// Where the folder may be, best first: where the environment says; in memory, where it costs a tenth. But what an ordinary user has there goes when he
-/// logs out, though his programs run on (RemoveIPC of logind.conf(5)).
+/// Where the folder may be, best first: where the environment says; in memory, where it costs a tenth. But
+/// what an ordinary user has there goes when he logs out, though his programs run on (RemoveIPC of
+/// logind.conf(5)).
 fn places() -> [PathBuf; 2] {
     let (memory, temporary) = (PathBuf::from(MEMORY), std::env::temp_dir());
     match std::env::var_os("TMPDIR").is_none() && user() == 0 {
@@ -423,7 +433,8 @@ impl FolderPlan {
         Self { devices, with_counters, beside_host, is_named: false }
     }
 
-    /// What stands there when the interfaces are so. A device that cannot be made is left out, as it is in the program.
+    /// What stands there when the interfaces are so. A device that cannot be made is left out, as it is in
+    /// the program.
     fn entries(&self, now: &Interfaces) -> Vec<(String, Content)> {
         interfaces::seen_as(now.clone(), || self.entries_now())
     }

@@ -1,7 +1,8 @@
 //! The host's own RDMA devices, which `adverb run --with-host-devices` shows beside adverb's.
 //!
-//! Their files stay where they are: the folder of the run's files gets links that lead there. The host is asked by system calls, since this command may itself run
-//! under another `adverb run`, whose library shows adverb's files.
+//! Their files stay where they are: the folder of the run's files gets links that lead there. The host is
+//! asked by system calls, since this command may itself run under another `adverb run`, whose library shows
+//! adverb's files.
 
 use crate::environment;
 use crate::failure::Failure;
@@ -39,8 +40,8 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The devices of this host, if the option asks for them, or the environment: a command around this one sets a variable there. `devices` is the list of
-    /// adverb's devices, if one was given.
+    /// The devices of this host, if the option asks for them, or the environment: a command around this one
+    /// sets a variable there. `devices` is the list of adverb's devices, if one was given.
     ///
     /// # Errors
     /// When a name is ours, too, or nothing serves the devices.
@@ -64,7 +65,8 @@ impl Host {
             for name in list(&below(&class)).unwrap_or_default() {
                 let path = format!("{class}/{name}");
                 let Some(target) = read_link(&below(&path)) else { continue };
-                // The kernel follows the first link, in the folder, and comes to the second, which leads out of it.
+                // The kernel follows the first link, in the folder, and comes to the second, which leads out
+                // of it.
                 let place = follow(&class, &target);
                 host.entries.push((path, Content::Link(target)));
                 host.entries.push((place.clone(), Content::Link(place)));

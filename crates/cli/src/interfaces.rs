@@ -5,7 +5,8 @@ use adverb_core::interfaces;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// The IP addresses of each interface that is up, of those that are asked for; empty if the system does not say.
+/// The IP addresses of each interface that is up, of those that are asked for; empty if the system does not
+/// say.
 pub(crate) fn addresses(wanted: &Addresses) -> BTreeMap<String, Vec<IpAddr>> {
     let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     for local in interfaces::addresses().into_iter().filter(|local| wanted.has(local)) {

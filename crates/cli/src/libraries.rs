@@ -1,4 +1,5 @@
-//! Where the drop-in libraries are: beside an installed command, in the build tree that it was built in, or in the command's own file.
+//! Where the drop-in libraries are: beside an installed command, in the build tree that it was built in, or
+//! in the command's own file.
 
 use crate::embedded;
 use crate::failure::Failure;
@@ -23,7 +24,8 @@ pub(crate) const RSOCKETS: &str = "librspreload.so";
 /// The file of suppressions for valgrind.
 pub(crate) const SUPPRESSIONS: &str = "valgrind.supp";
 
-/// Each name in the library folder and the file in the build tree that it stands for; the name that programs are linked with first.
+/// Each name in the library folder and the file in the build tree that it stands for; the name that programs
+/// are linked with first.
 pub(crate) const LINKS: [(&str, &str); 6] = [
     (VERBS, "libibverbs.so"),
     ("libibverbs.so", "libibverbs.so"),
@@ -49,10 +51,12 @@ pub(crate) fn folder() -> Result<PathBuf, Failure> {
     folder_for(beside)
 }
 
-/// The file of this command. Where there is no /proc, the kernel still says by what name it was started (getauxval(3)).
+/// The file of this command. Where there is no /proc, the kernel still says by what name it was started
+/// (getauxval(3)).
 pub(crate) fn own_file() -> io::Result<PathBuf> {
     std::env::current_exe().or_else(|error| {
-        // SAFETY: takes a number; what it returns, unless it is 0, is a C string that stays as long as the process.
+        // SAFETY: takes a number; what it returns, unless it is 0, is a C string that stays as long as the
+        // process.
         let name = unsafe {
             let name = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
             if name.is_null() {
@@ -99,9 +103,9 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// Makes every link that is not right yet, and the file of suppressions. Several processes may do this at once: a link is made under a name of its
-/// own and moved into place, so at every instant each name is either absent (the first time) or right. A folder that
-/// is right already is not written to.
+/// Makes every link that is not right yet, and the file of suppressions. Several processes may do this at
+/// once: a link is made under a name of its own and moved into place, so at every instant each name is either
+/// absent (the first time) or right. A folder that is right already is not written to.
 fn make_links(folder: &Path) -> io::Result<()> {
     for (name, file) in LINKS {
         let link = folder.join(name);

@@ -92,8 +92,8 @@ fn main() -> ExitCode {
     }
     let command = Cli::parse().command;
     if !matches!(command, Command::Run(_)) {
-        // As in any filter: `adverb demo | head` ends quietly. Sockets never raise the signal, and `run` leaves it as it was.
-        // SAFETY: no thread runs yet, and the default action is no function of ours.
+        // As in any filter: `adverb demo | head` ends quietly. Sockets never raise the signal, and `run`
+        // leaves it as it was. SAFETY: no thread runs yet, and the default action is no function of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let starts = match &command {

@@ -1,4 +1,5 @@
-//! Finds the program as a shell would and tells beforehand when the dynamic linker will not load our libraries into it.
+//! Finds the program as a shell would and tells beforehand when the dynamic linker will not load our
+//! libraries into it.
 
 use crate::elf::{self, Elf};
 use crate::failure::Failure;
@@ -197,8 +198,8 @@ fn interpreter(mut file: &File) -> Option<(PathBuf, Option<OsString>)> {
     (!path.is_empty()).then(|| (PathBuf::from(OsStr::from_bytes(path)), argument))
 }
 
-/// Why the kernel would mark a process of this file as privileged (AT_SECURE, execve(2) and ld.so(8)); none if it
-/// would not.
+/// Why the kernel would mark a process of this file as privileged (AT_SECURE, execve(2) and ld.so(8)); none
+/// if it would not.
 fn gains_privilege(path: &Path) -> Option<String> {
     let metadata = fs::metadata(path).ok()?;
     // SAFETY: these take no arguments and cannot fail.

@@ -1,6 +1,8 @@
-//! `rdma link`, `dev`, `statistic` and `resource` of iproute2, for the devices of this library: what a program of `adverb run` gets when it starts `rdma`.
+//! `rdma link`, `dev`, `statistic` and `resource` of iproute2, for the devices of this library: what a
+//! program of `adverb run` gets when it starts `rdma`.
 //!
-//! The answers have the words of rdma-link(8), rdma-dev(8), rdma-statistic(8) and rdma-resource(8). Everything else is left to the real command, which asks the kernel.
+//! The answers have the words of rdma-link(8), rdma-dev(8), rdma-statistic(8) and rdma-resource(8).
+//! Everything else is left to the real command, which asks the kernel.
 
 mod objects;
 
@@ -216,7 +218,8 @@ impl<'a> Question<'a> {
         Ok(rows.into_iter().filter(|row| self.wants(row)).collect())
     }
 
-    /// Whether a row has what the filters say; each may say several values and ranges of numbers, with a comma between them.
+    /// Whether a row has what the filters say; each may say several values and ranges of numbers, with a
+    /// comma between them.
     fn wants(&self, row: &Description) -> bool {
         self.filters.iter().all(|(wanted, values)| {
             let has = |key: &str, part: fn(&str) -> &str| {

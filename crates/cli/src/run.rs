@@ -15,12 +15,14 @@ use std::process::{Command, ExitCode};
 
 /// Run a program on adverb's RDMA device, and its children too
 ///
-/// The program is not changed and nothing is installed: the dynamic linker is told to use adverb's libibverbs and
-/// librdmacm. A static program gets no devices itself, but what it starts does. Signals and the terminal reach the program as if it had been started directly.
+/// The program is not changed and nothing is installed: the dynamic linker is told to use adverb's libibverbs
+/// and librdmacm. A static program gets no devices itself, but what it starts does. Signals and the terminal
+/// reach the program as if it had been started directly.
 ///
-/// Exit status: the program's own, or 128 + N when signal N ended it. 127 when there is no such program, 126 when it
-/// cannot be run this way (setuid, musl, another architecture). The code of --check-exit when that finds something. 125 when adverb itself failed, 2 for a wrong option or
-/// a variable with a value that means nothing.
+/// Exit status: the program's own, or 128 + N when signal N ended it. 127 when there is no such program, 126
+/// when it cannot be run this way (setuid, musl, another architecture). The code of --check-exit when that
+/// finds something. 125 when adverb itself failed, 2 for a wrong option or a variable with a value that means
+/// nothing.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,5 @@
-//! `adverb run --log` and `--pcap`: what the engine says of itself in the programs of a run, and what it writes down.
+//! `adverb run --log` and `--pcap`: what the engine says of itself in the programs of a run, and what it
+//! writes down.
 
 use adverb_core::{log, setting};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ const PCAP: &str = "ADVERB_PCAP";
 /// The options of the log and of the capture.
 #[derive(clap::Args)]
 pub(crate) struct LogOptions {
-    /// The level of the engine's log on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
+    /// The level of the engine's log on standard error: off, error, warn, info or packets; LEVEL:FILE says it
+    /// to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     log: Option<String>,
 
@@ -17,7 +19,8 @@ pub(crate) struct LogOptions {
     #[arg(long, value_name = "FILE", value_parser = capture)]
     pcap: Option<String>,
 
-    /// Keep the files of devices in this folder, where they stay: for programs that make system calls themselves, as node_exporter --path.sysfs=FOLDER/sys
+    /// Keep the files of devices in this folder, where they stay: for programs that make system calls
+    /// themselves, as node_exporter --path.sysfs=FOLDER/sys
     #[arg(long, value_name = "FOLDER")]
     files: Option<PathBuf>,
 }
@@ -36,7 +39,8 @@ impl LogOptions {
         self.files.as_deref()
     }
 
-    /// What the program finds in its environment. With rsockets, nobody is warned unasked: where a peer has none, sockets are ordinary ones, and that is no failure.
+    /// What the program finds in its environment. With rsockets, nobody is warned unasked: where a peer has
+    /// none, sockets are ordinary ones, and that is no failure.
     pub(crate) fn variables(&self, with_rsockets: bool, with_faults: bool) -> Vec<(&'static str, String)> {
         let folder = std::env::current_dir().unwrap_or_default();
         let is_set = setting::variable(LOG).is_some_and(|value| !value.trim().is_empty());

@@ -1,4 +1,5 @@
-//! What a run has done, when it is over: a line for people (`adverb run`), and a file for programs (`adverb run --summary`).
+//! What a run has done, when it is over: a line for people (`adverb run`), and a file for programs
+//! (`adverb run --summary`).
 
 use crate::failure::{self, Failure};
 use crate::files::Files;
@@ -90,7 +91,8 @@ impl Summary {
 /// Where the summary goes.
 struct Output {
     file: File,
-    /// The file beside it in which it is written, and the place that this gets at the end. None: not a file that another one can take the place of.
+    /// The file beside it in which it is written, and the place that this gets at the end. None: not a file
+    /// that another one can take the place of.
     place: Option<(PathBuf, PathBuf)>,
 }
 

@@ -1,4 +1,5 @@
-//! `adverb run --trace`: where the calls of a program go, and what a file needs when the run begins and ends. `adverb trace`: what becomes of such files.
+//! `adverb run --trace`: where the calls of a program go, and what a file needs when the run begins and ends.
+//! `adverb trace`: what becomes of such files.
 
 mod merge;
 mod page;
@@ -19,11 +20,13 @@ use std::process::ExitCode;
 /// The options of a trace.
 #[derive(clap::Args)]
 pub(crate) struct TraceOptions {
-    /// Write every call of verbs and rdma_cm into this file, with arguments, result and times; %p is the process id
+    /// Write every call of verbs and rdma_cm into this file, with arguments, result and times; %p is the
+    /// process id
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
 
-    /// The format: lines for people, lines of JSON, events for Perfetto, or a ring; by default as the ending says (.jsonl: json, .json: chrome, .ring: ring)
+    /// The format: lines for people, lines of JSON, events for Perfetto, or a ring; by default as the ending
+    /// says (.jsonl: json, .json: chrome, .ring: ring)
     #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome", "ring"], requires = "trace")]
     trace_format: Option<String>,
 
@@ -40,7 +43,8 @@ fn calls(list: &str) -> Result<String, String> {
     setting::only(list).map(|_| list.to_owned())
 }
 
-/// Whether a name is that of a descriptor: what it stands for is another thing in each process, and would be cut.
+/// Whether a name is that of a descriptor: what it stands for is another thing in each process, and would be
+/// cut.
 fn names_descriptor(file: &str) -> bool {
     let names = ["-", "/dev/stdin", "/dev/stdout", "/dev/stderr"];
     names.contains(&file) || file.starts_with("/dev/fd/") || file.starts_with("/proc/")
@@ -112,8 +116,8 @@ impl Trace {
             .collect()
     }
 
-    /// The run has ended: the list of events, which its processes have shared, ends, too. A process that goes on can still append to it, as readers
-    /// of such files do without the end.
+    /// The run has ended: the list of events, which its processes have shared, ends, too. A process that goes
+    /// on can still append to it, as readers of such files do without the end.
     pub(crate) fn end(&self) {
         if self.target.format == Format::Chrome && !self.target.is_own() {
             // A file that nobody can end is read as well.

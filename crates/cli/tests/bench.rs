@@ -8,7 +8,8 @@ fn adverb() -> Command {
     Command::new(env!("CARGO_BIN_EXE_adverb"))
 }
 
-/// Measures roughly; the rows of a device, all of which hold a number, and those that are counts meet their targets.
+/// Measures roughly; the rows of a device, all of which hold a number, and those that are counts meet their
+/// targets.
 fn targets(device: &str) -> Vec<serde_json::Value> {
     let arguments = ["bench", "--quick", "--rounds", "1", "--json", "--device", device];
     let output = adverb().args(arguments).output().unwrap();

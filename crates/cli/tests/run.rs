@@ -1,4 +1,5 @@
-//! `adverb run` and `adverb env` with real processes: what the program gets, what comes back, what is refused.
+//! `adverb run` and `adverb env` with real processes: what the program gets, what comes back, what is
+//! refused.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -57,8 +58,8 @@ impl Tree {
         path
     }
 
-    /// An executable file. Another process writes it: while this one does, a fork of a parallel test would keep the
-    /// file open for writing, and the kernel refuses to execute such a file.
+    /// An executable file. Another process writes it: while this one does, a fork of a parallel test would
+    /// keep the file open for writing, and the kernel refuses to execute such a file.
     fn executable(&self, name: &str, contents: &[u8]) -> PathBuf {
         let (draft, path) = (self.path(&format!("{name}.draft")), self.path(name));
         fs::write(&draft, contents).expect("draft");
@@ -124,12 +125,14 @@ impl Running {
         command
             .args(["-c", &format!("{script}\necho $$; while :; do sleep 0.01; done")])
             .stdout(Stdio::piped())
-            // A group of its own, whose parent is in the same session: the kernel does not stop what is in an orphaned group.
+            // A group of its own, whose parent is in the same session: the kernel does not stop what is in an
+            // orphaned group.
             .process_group(0);
         // SAFETY: signal(2) may be called between fork and exec.
         unsafe {
             command.pre_exec(|| {
-                // Whoever runs the tests in the background may ignore signals, and a shell cannot trap what it was born to ignore.
+                // Whoever runs the tests in the background may ignore signals, and a shell cannot trap what
+                // it was born to ignore.
                 for signal in
                     [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGUSR1, libc::SIGTSTP, libc::SIGCONT]
                 {
@@ -381,7 +384,8 @@ fn without_proc_the_command_finds_itself() {
     assert!(shown.starts_with(libs.to_str().expect("text")), "{shown}{}", text(&output.stderr));
 }
 
-/// Only root can make a file that is setuid to somebody else; an ordinary user finds such files in the system.
+/// Only root can make a file that is setuid to somebody else; an ordinary user finds such files in the
+/// system.
 #[test]
 fn setuid_programs_are_refused() {
     let tree = Tree::new();
@@ -519,7 +523,8 @@ fn files_of_devices_can_be_written_where_they_stay() {
         assert_eq!(fs::read_to_string(parent).expect("a file"), if name == "a" { "1\n" } else { "-1\n" });
         assert_eq!(fs::read_dir(place.join("sys/class/infiniband")).expect("a folder").count(), 1);
     }
-    // Whoever has been told of a libibverbs of his own leaves a file there, and a command that was killed leaves a part.
+    // Whoever has been told of a libibverbs of his own leaves a file there, and a command that was killed
+    // leaves a part.
     fs::write(place.join("told"), "").expect("a file");
     fs::remove_dir_all(place.join("bin")).expect("a folder");
     assert_eq!(text(&write("a@numa=1").stderr), "");
@@ -653,8 +658,8 @@ fn many_first_runs_at_once_and_a_folder_that_cannot_be_written() {
         .collect();
     assert_eq!(names.len(), 7, "no draft is left: {names:?}");
 
-    // Root may write anywhere, so this half tests an ordinary user only where one runs it; for root the content of
-    // the folder must at least stay untouched.
+    // Root may write anywhere, so this half tests an ordinary user only where one runs it; for root the
+    // content of the folder must at least stay untouched.
     let folder = tree.path("debug/adverb-libs");
     let before = fs::metadata(&folder).expect("folder").modified().expect("time");
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).expect("chmod");
@@ -690,7 +695,8 @@ fn env_does_by_hand_what_run_does() {
             .filter(|line| {
                 ["LD_", "ADVERB_", "ASAN_", "TSAN_", "VALGRIND_"].iter().any(|start| line.starts_with(start))
             })
-            // Only a parent can say goodbye for a killed program, and remove files. A shell that has the variables is not there to try one program.
+            // Only a parent can say goodbye for a killed program, and remove files. A shell that has the
+            // variables is not there to try one program.
             .filter(|line| {
                 !["ADVERB_RECORD=", "ADVERB_FILES=", "ADVERB_LOG="].iter().any(|own| line.starts_with(own))
             })

@@ -16,7 +16,8 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(path(name)).expect(name).replace("\\-", "-")
 }
 
-/// The rows between the marks of `part` in a file are `rows`. With ADVERB_TEST_WRITE in the environment they are put there.
+/// The rows between the marks of `part` in a file are `rows`. With ADVERB_TEST_WRITE in the environment they
+/// are put there.
 fn holds(name: &str, part: &str, rows: &str) {
     let text = std::fs::read_to_string(path(name)).expect(name);
     let end = format!("<!-- end of {part} -->");

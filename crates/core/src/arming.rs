@@ -1,8 +1,9 @@
 //! Whether a completion queue is armed, and which of its completions no event has told of.
 //!
-//! A program arms the queue, polls it once more, and sleeps until there is an event. Arming and adding a completion both take the ring's lock, so that a
-//! completion either finds the queue armed or is found when it is armed. The thread that takes the arming away raises the event, without the
-//! lock. So each arming raises one event at most. `model` checks it.
+//! A program arms the queue, polls it once more, and sleeps until there is an event. Arming and adding a
+//! completion both take the ring's lock, so that a completion either finds the queue armed or is found when
+//! it is armed. The thread that takes the arming away raises the event, without the lock. So each arming
+//! raises one event at most. `model` checks it.
 
 use crate::sync::{AtomicU8, Ordering};
 
@@ -13,8 +14,8 @@ const ARMED: u8 = 2;
 /// The arming of one completion queue. Thread-safe.
 pub(crate) struct Arming(AtomicU8);
 
-/// The kinds of arming (bits, 1 << `ARMED` for example) by which some entries in a ring would have raised the event, and have not. Under the ring's
-/// lock.
+/// The kinds of arming (bits, 1 << `ARMED` for example) by which some entries in a ring would have raised the
+/// event, and have not. Under the ring's lock.
 #[derive(Default)]
 pub(crate) struct UnnotifiedKinds(u8);
 
@@ -33,7 +34,8 @@ impl Default for Arming {
 }
 
 impl Arming {
-    /// Arms it for the next completion, or for the next one that is urgent. True: an event is due at once, and it is not armed. With the ring's lock.
+    /// Arms it for the next completion, or for the next one that is urgent. True: an event is due at once,
+    /// and it is not armed. With the ring's lock.
     pub(crate) fn arm(&self, unheard: &mut UnnotifiedKinds, urgent_only: bool) -> bool {
         let wanted = if urgent_only { ARMED_SOLICITED } else { ARMED };
         let due = unheard.0 & 1 << wanted != 0;
@@ -57,7 +59,8 @@ impl Arming {
         self.0.store(UNARMED, Ordering::Release);
     }
 
-    /// A completion has been added, with the ring's lock. True: an event is due, if [`Arming::take`] says so then, without the lock.
+    /// A completion has been added, with the ring's lock. True: an event is due, if [`Arming::take`] says so
+    /// then, without the lock.
     #[inline]
     pub(crate) fn completed(&self, unheard: &mut UnnotifiedKinds, urgent: bool) -> bool {
         let armed = self.0.load(Ordering::Acquire);

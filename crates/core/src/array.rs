@@ -1,4 +1,5 @@
-//! Arrays that are made where they stay: one that is made in a variable first needs its length of stack, and the program's threads may have little.
+//! Arrays that are made where they stay: one that is made in a variable first needs its length of stack, and
+//! the program's threads may have little.
 
 /// An array of things that `make` makes one by one.
 pub(crate) fn on_heap<T, const N: usize>(make: impl FnMut() -> T) -> Box<[T; N]> {

@@ -1,4 +1,5 @@
-//! The abilities of a device, in the terms of ibv_query_device(3) and ibv_query_port(3). Transports fill these in; each number is true.
+//! The abilities of a device, in the terms of ibv_query_device(3) and ibv_query_port(3). Transports fill
+//! these in; each number is true.
 
 use crate::description::Description;
 use std::net::{IpAddr, Ipv6Addr};
@@ -98,8 +99,9 @@ pub struct Gid {
     pub kind: GidKind,
 }
 
-/// The entries of a GID table that programs see: those of the loopback only if there is no other address, or link-local ones alone. A program can use the
-/// others all the same, by index, as connections to 127.0.0.1 do.
+/// The entries of a GID table that programs see: those of the loopback only if there is no other address, or
+/// link-local ones alone. A program can use the others all the same, by index, as connections to 127.0.0.1
+/// do.
 // PRACTICE-DEVICES-4
 pub fn shown(mut gids: Vec<Gid>) -> Vec<Gid> {
     let leads_out = |gid: &Gid| !is_loopback(&gid.bytes) && gid.bytes[..2] != [0xfe, 0x80];
@@ -137,8 +139,8 @@ pub fn node_guid() -> u64 {
     *GUID.get_or_init(compute_node_guid)
 }
 
-/// A number to mix into [`node_guid`] for a device, so that each device of a node has its own GUID, the same in all processes. Zero for one of this build's
-/// own devices.
+/// A number to mix into [`node_guid`] for a device, so that each device of a node has its own GUID, the same
+/// in all processes. Zero for one of this build's own devices.
 pub fn guid_salt(device: &Description) -> u64 {
     use std::hash::{Hash, Hasher};
     if device.name == device.like {

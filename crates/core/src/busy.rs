@@ -1,15 +1,16 @@
 //! Long work under a queue pair's lock, for which no posting or polling thread waits.
 //!
-//! While the kernel copies, in either direction, a queue pair's lock is held: no other thread is to send, fail or reset it meanwhile. A thread that only
-//! posts or polls sees the lock taken, leaves a note, and goes on. The holder, once the lock is free, finds the note and does that thread's work. `model`
-//! checks it.
+//! While the kernel copies, in either direction, a queue pair's lock is held: no other thread is to send,
+//! fail or reset it meanwhile. A thread that only posts or polls sees the lock taken, leaves a note, and goes
+//! on. The holder, once the lock is free, finds the note and does that thread's work. `model` checks it.
 
 use crate::sync::{AtomicBool, AtomicU32, Ordering, fence_behind};
 
 /// The long work under way on one queue pair. Thread-safe.
 #[derive(Default)]
 pub struct Busy {
-    /// Holders of the lock that do such work, or that let it go a moment ago and have not looked for notes yet.
+    /// Holders of the lock that do such work, or that let it go a moment ago and have not looked for notes
+    /// yet.
     holders: AtomicU32,
     /// A thread has gone away without the lock.
     missed: AtomicBool,
@@ -26,7 +27,8 @@ impl Busy {
         done
     }
 
-    /// A thread that has not got the lock leaves a note. False: the holder may not find it, since the work is over, or was none.
+    /// A thread that has not got the lock leaves a note. False: the holder may not find it, since the work is
+    /// over, or was none.
     #[cold]
     pub fn leave_note(&self) -> bool {
         let is_busy = || self.holders.load(Ordering::SeqCst) > 0;

@@ -1,8 +1,9 @@
 //! Cancellation of the program's threads (pthread_cancel(3)).
 //!
-//! Only the calls that wait for an event are cancellation points. Many functions of the C library are, too, even inside the
-//! standard library; a cancellation there would unwind through frames that hold locks or do not permit it. So the calls of the C
-//! libraries that do not wait run under a [`CancellationGuard`], and the fast path has a system call of its own.
+//! Only the calls that wait for an event are cancellation points. Many functions of the C library are, too,
+//! even inside the standard library; a cancellation there would unwind through frames that hold locks or do
+//! not permit it. So the calls of the C libraries that do not wait run under a [`CancellationGuard`], and the
+//! fast path has a system call of its own.
 
 use core::ffi::c_int;
 
@@ -36,7 +37,8 @@ impl Default for CancellationGuard {
 impl Drop for CancellationGuard {
     fn drop(&mut self) {
         let mut ignored = 0;
-        // SAFETY: as above. It is no cancellation point: a request that came meanwhile is acted on at the next one.
+        // SAFETY: as above. It is no cancellation point: a request that came meanwhile is acted on at the
+        // next one.
         unsafe { pthread_setcancelstate(self.before, &raw mut ignored) };
     }
 }

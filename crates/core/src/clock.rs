@@ -1,4 +1,5 @@
-//! The two clocks that programs see: of completions (ibv_create_cq_ex(3)) and of the device (ibv_query_rt_values_ex(3)). And a third one for the engine alone.
+//! The two clocks that programs see: of completions (ibv_create_cq_ex(3)) and of the device
+//! (ibv_query_rt_values_ex(3)). And a third one for the engine alone.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +18,9 @@ pub fn device() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// The device's clock, rounded up to the next tick of the system, at a fifth of the cost. Up to a tick late; but where ticks are late, as on a virtual
-/// machine that waits for its processor, earlier than the time now, by as much.
+/// The device's clock, rounded up to the next tick of the system, at a fifth of the cost. Up to a tick late;
+/// but where ticks are late, as on a virtual machine that waits for its processor, earlier than the time now,
+/// by as much.
 pub fn late() -> u64 {
     static TICK: AtomicU64 = AtomicU64::new(0);
     let mut tick = TICK.load(Ordering::Relaxed);
@@ -32,12 +34,13 @@ pub fn late() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE) + tick
 }
 
-/// A counter of the processor's, which costs a twentieth of the clock: for polls that note when they were. It differs a little from processor to processor
-/// on some machines.
+/// A counter of the processor's, which costs a twentieth of the clock: for polls that note when they were. It
+/// differs a little from processor to processor on some machines.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: it reads a counter. A process that may not (PR_SET_TSC) cannot read clocks either, which the C library does by the same instruction.
+    // SAFETY: it reads a counter. A process that may not (PR_SET_TSC) cannot read clocks either, which the C
+    // library does by the same instruction.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     {
@@ -52,7 +55,8 @@ pub(crate) fn ticks() -> u64 {
     return device();
 }
 
-/// Whether so many [`ticks`] last no longer than this. The rate is measured, from the first such question on; until that says something, it counts as high.
+/// Whether so many [`ticks`] last no longer than this. The rate is measured, from the first such question on;
+/// until that says something, it counts as high.
 pub(crate) fn is_within(ticks: u64, time: Duration) -> bool {
     /// Per nanosecond.
     const HIGH_RATE: u64 = 4;

@@ -1,6 +1,8 @@
-//! Descriptors whose close(2) may wait as long as another process wishes: a TCP socket lingers (`SO_LINGER`), a file of a FUSE file system asks its server.
+//! Descriptors whose close(2) may wait as long as another process wishes: a TCP socket lingers (`SO_LINGER`),
+//! a file of a FUSE file system asks its server.
 //!
-//! Other processes pass such descriptors by the sockets of [`crate::seqpacket`]. A thread of its own closes them, and it may hang. No other thread does.
+//! Other processes pass such descriptors by the sockets of [`crate::seqpacket`]. A thread of its own closes
+//! them, and it may hang. No other thread does.
 
 use crate::fork;
 use crate::helpers::{self, Helpers};
@@ -10,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// While so many descriptors wait for their close, no process is let in that may bring more. Those of the processes that are in come on top.
+/// While so many descriptors wait for their close, no process is let in that may bring more. Those of the
+/// processes that are in come on top.
 const MOST_WAITING: usize = 128;
 
 /// The closing thread, and the descriptors that it closes. Lives for ever.
@@ -78,7 +81,8 @@ pub(crate) fn is_full() -> bool {
     waiting() >= MOST_WAITING
 }
 
-/// Gives a descriptor that no other part of the process uses any more to the closing thread. Never waits for its close.
+/// Gives a descriptor that no other part of the process uses any more to the closing thread. Never waits for
+/// its close.
 #[cold]
 #[inline(never)]
 pub(crate) fn hand_over(fd: RawFd) {
@@ -128,7 +132,8 @@ impl Closer {
     }
 }
 
-/// A descriptor that another process has passed, of any kind. The closing thread closes it, unless its close cannot wait.
+/// A descriptor that another process has passed, of any kind. The closing thread closes it, unless its close
+/// cannot wait.
 #[derive(Debug)]
 pub struct PassedFd(RawFd);
 

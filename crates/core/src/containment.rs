@@ -1,4 +1,5 @@
-//! Catches a panic where it happens. In a thread of the engine, the engine is told of it. In a thread of the program, it ends within our code.
+//! Catches a panic where it happens. In a thread of the engine, the engine is told of it. In a thread of the
+//! program, it ends within our code.
 
 use crate::log;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +21,8 @@ fn tell(thread: &str) {
 
 /// Does `work` in a thread of the engine called `thread`. Returns false if it panicked.
 pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
-    // The values under the engine's locks are consistent between any two statements, and after this the program gets errors from it only.
+    // The values under the engine's locks are consistent between any two statements, and after this the
+    // program gets errors from it only.
     if catch_unwind(AssertUnwindSafe(work)).is_ok() {
         return true;
     }
@@ -31,8 +33,8 @@ pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
     false
 }
 
-/// Does `work` in a thread of the engine for which threads of the program may sleep, and without which they would sleep for ever. After a panic the work
-/// begins once more, and after a second one the process ends.
+/// Does `work` in a thread of the engine for which threads of the program may sleep, and without which they
+/// would sleep for ever. After a panic the work begins once more, and after a second one the process ends.
 pub fn insist(thread: &str, mut work: impl FnMut()) -> ! {
     for _ in 0..2 {
         contain(thread, &mut work);
@@ -43,8 +45,9 @@ pub fn insist(thread: &str, mut work: impl FnMut()) -> ! {
     std::process::abort();
 }
 
-/// Keeps a panic of ours from going on into the C program that called: its functions have no way to deal with it. Where a function may be left by
-/// pthread_cancel(3), as some here may, the compiler does not see to that itself.
+/// Keeps a panic of ours from going on into the C program that called: its functions have no way to deal with
+/// it. Where a function may be left by pthread_cancel(3), as some here may, the compiler does not see to that
+/// itself.
 pub struct Barrier;
 
 impl Drop for Barrier {

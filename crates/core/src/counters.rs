@@ -1,5 +1,6 @@
-//! A process's counters of its work, in memory that another process can read ([`Page`]). `adverb devices -v` finds it under `/proc/PID/fd` of every running
-//! process of the same user. The files of counters are summed up from it ([`files`]).
+//! A process's counters of its work, in memory that another process can read ([`Page`]). `adverb devices -v`
+//! finds it under `/proc/PID/fd` of every running process of the same user. The files of counters are summed
+//! up from it ([`files`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -103,7 +104,8 @@ counters! {
     taken_over: "times that this process took over UDP port 4791",
 }
 
-/// A number that only grows. It is the sum of two words: threads add to one together, and one thread at a time adds to the other, which costs less.
+/// A number that only grows. It is the sum of two words: threads add to one together, and one thread at a
+/// time adds to the other, which costs less.
 #[repr(C)]
 pub struct Counter {
     shared: AtomicU64,
@@ -142,7 +144,8 @@ impl Counter {
     }
 }
 
-/// The right to be the one that adds to a counter in the cheap way, or the lack of it; it is free again when this is dropped.
+/// The right to be the one that adds to a counter in the cheap way, or the lack of it; it is free again when
+/// this is dropped.
 pub(crate) struct Alone(Option<Arc<AtomicBool>>);
 
 impl Alone {
@@ -177,9 +180,11 @@ pub struct Process {
     pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
-    /// The place at which the process answers questions for its objects ([`crate::inspect::ask_all`]), if it has one.
+    /// The place at which the process answers questions for its objects ([`crate::inspect::ask_all`]), if it
+    /// has one.
     pub place: Option<u64>,
-    /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how many more there are.
+    /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how
+    /// many more there are.
     pub memory: (Vec<String>, u64),
 }
 
@@ -188,8 +193,9 @@ pub fn running() -> Vec<Process> {
     Looker::default().look()
 }
 
-/// Looks at the running processes again and again. Most of a host's processes count nothing, and to find that out takes a look at all their descriptors. So
-/// processes that have been without counters for a while are looked at less often.
+/// Looks at the running processes again and again. Most of a host's processes count nothing, and to find that
+/// out takes a look at all their descriptors. So processes that have been without counters for a while are
+/// looked at less often.
 #[derive(Default)]
 pub struct Looker {
     without: HashMap<u32, Bystander>,
@@ -254,7 +260,8 @@ fn pages(id: u32) -> Option<impl Iterator<Item = std::path::PathBuf>> {
 }
 
 fn process(id: u32) -> Option<Process> {
-    // A child of fork that has not called a verb yet may show its parent's: all that count are its own, the last.
+    // A child of fork that has not called a verb yet may show its parent's: all that count are its own, the
+    // last.
     let page = pages(id)?.last()?;
     let name = std::fs::read(format!("/proc/{id}/comm")).ok()?;
     let name = plain(String::from_utf8_lossy(&name).trim_end());

@@ -23,7 +23,8 @@ use crate::users::DependentCount;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
-/// Room that every queue has. perftest's latency tests ask for one entry, and with events they sometimes leave one behind for a while.
+/// Room that every queue has. perftest's latency tests ask for one entry, and with events they sometimes
+/// leave one behind for a while.
 const LEAST_ENTRIES: u32 = 16;
 
 /// A completion queue (ibv_create_cq(3)). Thread-safe.
@@ -72,7 +73,8 @@ struct Ring {
     sleepers: u32,
 }
 
-/// A thread's sleep by [`CompletionQueue::begin_sleep`]. It ends when this is dropped; after the last one the queue is not armed.
+/// A thread's sleep by [`CompletionQueue::begin_sleep`]. It ends when this is dropped; after the last one the
+/// queue is not armed.
 pub struct SleepGuard(Arc<CompletionQueue>);
 
 impl Drop for SleepGuard {
@@ -89,7 +91,8 @@ impl CompletionQueue {
     /// A queue with room for at least `entries` completions, reporting on `channel` when armed.
     ///
     /// # Errors
-    /// EINVAL for no entries, or more than the device's `max_cqe`; ENOMEM when the device has `max_cq` queues.
+    /// EINVAL for no entries, or more than the device's `max_cqe`; ENOMEM when the device has `max_cq`
+    /// queues.
     pub fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -211,7 +214,8 @@ impl CompletionQueue {
         self.number
     }
 
-    /// The queue as another process is told of it ([`crate::inspect`]); nothing once the program has destroyed it.
+    /// The queue as another process is told of it ([`crate::inspect`]); nothing once the program has
+    /// destroyed it.
     pub(crate) fn describe(&self) -> Option<String> {
         (!self.seat.is_left()).then(|| {
             AnswerLine::of(Kind::CompletionQueue)
@@ -249,8 +253,8 @@ impl CompletionQueue {
         &self.users
     }
 
-    /// Takes up to `most` completions, oldest first (ibv_poll_cq(3)). When none waits, takes in first the packets that have arrived on the queue pairs that
-    /// complete here. Never waits, allocates or logs.
+    /// Takes up to `most` completions, oldest first (ibv_poll_cq(3)). When none waits, takes in first the
+    /// packets that have arrived on the queue pairs that complete here. Never waits, allocates or logs.
     ///
     /// # Errors
     /// ENODEV in a child of fork; EIO once the queue has overrun and its remaining entries are taken.
@@ -316,7 +320,8 @@ impl CompletionQueue {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// Whether the program has armed the queue, and no completion has raised the event since: the program may be asleep.
+    /// Whether the program has armed the queue, and no completion has raised the event since: the program may
+    /// be asleep.
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.arming.is_armed()
@@ -333,14 +338,16 @@ impl CompletionQueue {
         self.length.load(Ordering::Acquire)
     }
 
-    /// Whether the program has seen that it is empty: it has dealt with all that it took before, or means to leave it.
+    /// Whether the program has seen that it is empty: it has dealt with all that it took before, or means to
+    /// leave it.
     #[inline]
     pub fn is_exhausted(&self) -> bool {
         self.length.load(Ordering::Acquire) == 0 && self.vain.load(Ordering::Relaxed) != 0
     }
 
-    /// Asks for one event on the channel at the next completion, or the next solicited or failed one (ibv_req_notify_cq(3)). As with
-    /// adapters, one that is in the queue already counts if no event has told of it: programs such as UCX sleep without a last poll.
+    /// Asks for one event on the channel at the next completion, or the next solicited or failed one
+    /// (ibv_req_notify_cq(3)). As with adapters, one that is in the queue already counts if no event has told
+    /// of it: programs such as UCX sleep without a last poll.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.born.check()?;
         let unheard = self.arming.arm(&mut self.lock().unheard, solicited_only);
@@ -349,7 +356,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// No thread waits for the event that the queue is armed for. It may come nevertheless, if a completion has come at this instant.
+    /// No thread waits for the event that the queue is armed for. It may come nevertheless, if a completion
+    /// has come at this instant.
     pub fn disarm(&self) {
         // In a child of fork, no thread may have let go of the lock.
         if self.born.is_here() {
@@ -361,14 +369,15 @@ impl CompletionQueue {
         }
     }
 
-    /// The owner of the queue is a part of this engine and no program: its polls serve one-sided requests, too, and its threads may sleep on the lane's
-    /// descriptors.
+    /// The owner of the queue is a part of this engine and no program: its polls serve one-sided requests,
+    /// too, and its threads may sleep on the lane's descriptors.
     pub fn serve(&self) {
         self.each_lane(|lane| lane.serve());
     }
 
-    /// Arms the queue for a thread that sleeps until its channel *or one of its [descriptors](CompletionQueue::descriptors)* is ready, and then polls. No
-    /// other thread need take in packets that arrive there.
+    /// Arms the queue for a thread that sleeps until its channel *or one of its
+    /// [descriptors](CompletionQueue::descriptors)* is ready, and then polls. No other thread need take in
+    /// packets that arrive there.
     ///
     /// # Errors
     /// ENODEV in a child of fork.
@@ -404,7 +413,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event and puts the queue into error.
+    /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event
+    /// and puts the queue into error.
     pub fn push(&self, completion: Completion, solicited: bool) {
         self.add(completion, solicited);
     }
@@ -414,7 +424,8 @@ impl CompletionQueue {
         self.add_unless(OVERRUN, completion, solicited);
     }
 
-    /// Adds a completion, as [`CompletionQueue::push`] does, but in line: the fields of the completion are written to their place and nowhere else.
+    /// Adds a completion, as [`CompletionQueue::push`] does, but in line: the fields of the completion are
+    /// written to their place and nowhere else.
     #[inline(always)]
     pub(crate) fn add(&self, completion: Completion, solicited: bool) {
         self.add_unless(OVERRUN | LATE, completion, solicited);
@@ -520,8 +531,9 @@ impl CompletionQueue {
         }
     }
 
-    /// From now on an armed queue reports only after `count` completions, or `period` microseconds after the first of them (ibv_modify_cq(3)). 0 means
-    /// that this one of the two does not count. Failed requests are reported at once.
+    /// From now on an armed queue reports only after `count` completions, or `period` microseconds after the
+    /// first of them (ibv_modify_cq(3)). 0 means that this one of the two does not count. Failed requests are
+    /// reported at once.
     ///
     /// # Errors
     /// ENODEV in a child of fork.
@@ -568,7 +580,8 @@ impl CompletionQueue {
         self.withdraw(|completion| completion.queue_pair == number, |_| ());
     }
 
-    /// Takes out the completions that `wanted` picks, wherever they stand: those of a queue that ends, which the program is not to see.
+    /// Takes out the completions that `wanted` picks, wherever they stand: those of a queue that ends, which
+    /// the program is not to see.
     pub fn withdraw(&self, wanted: impl Fn(&Completion) -> bool, mut taken: impl FnMut(&Completion)) {
         if let Some(late) = self.late() {
             late.withdraw(&wanted, &mut taken);
@@ -592,8 +605,9 @@ impl CompletionQueue {
         self.length.store(kept as u32, Ordering::Release);
     }
 
-    /// The program destroys the queue (ibv_destroy_cq(3)). Events that the program has not fetched are withdrawn. Channel, context and device may go,
-    /// though a connection that is still ending may hold the queue a little longer.
+    /// The program destroys the queue (ibv_destroy_cq(3)). Events that the program has not fetched are
+    /// withdrawn. Channel, context and device may go, though a connection that is still ending may hold the
+    /// queue a little longer.
     ///
     /// # Errors
     /// EBUSY while queue pairs complete here.

@@ -1,7 +1,8 @@
 //! The deadlines of the background thread, and until when it sleeps.
 //!
-//! The background thread says under the lock up to which deadline it sleeps. A thread that sets an earlier one finds that there, and wakes it. So a deadline
-//! that is set while the background thread is about to sleep is either one that it sees, or one that wakes it. `model` checks it.
+//! The background thread says under the lock up to which deadline it sleeps. A thread that sets an earlier
+//! one finds that there, and wakes it. So a deadline that is set while the background thread is about to
+//! sleep is either one that it sees, or one that wakes it. `model` checks it.
 
 use crate::sync::{Mutex, MutexGuard};
 use std::cmp::Reverse;
@@ -18,7 +19,8 @@ pub(crate) struct Deadlines<S>(Mutex<Inner<S>>);
 struct Inner<S> {
     /// Earliest first. Those that are not in `wanted` any more were cancelled.
     all: BinaryHeap<Reverse<Timer>>,
-    /// By number. Two tables that keep their room, rather than a tree: setting a timer again and again allocates nothing.
+    /// By number. Two tables that keep their room, rather than a tree: setting a timer again and again
+    /// allocates nothing.
     wanted: HashMap<u64, S>,
     next: u64,
     /// The deadline up to which the thread sleeps; None while it is awake.
@@ -77,7 +79,8 @@ impl<S> Deadlines<S> {
         }
     }
 
-    /// The background thread is about to sleep until another thread wakes it, or until this, the first of them.
+    /// The background thread is about to sleep until another thread wakes it, or until this, the first of
+    /// them.
     pub(crate) fn sleep(&self) -> Option<Instant> {
         let mut inner = self.lock();
         let first = inner.all.peek().map(|Reverse(timer)| timer.0);

@@ -1,8 +1,9 @@
 //! The devices that a run wants, described in words: their names, transports, addresses and places.
 //!
-//! A list has entries `NAME` or `NAME@key=value,key=value`, with a comma, a space or a new line between two. The rest of a line behind `#` is a remark. A
-//! name alone is one of this build's own (`roce0`); with `@` it is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of
-//! them its own. The list that verbs show and the files that programs find are both made of this.
+//! A list has entries `NAME` or `NAME@key=value,key=value`, with a comma, a space or a new line between two.
+//! The rest of a line behind `#` is a remark. A name alone is one of this build's own (`roce0`); with `@` it
+//! is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of them its own.
+//! The list that verbs show and the files that programs find are both made of this.
 
 use crate::interfaces::{self, Address};
 use std::cell::LazyCell;
@@ -33,8 +34,8 @@ pub struct Description {
     pub addresses: Addresses,
     /// The NUMA node that it is said to be on.
     pub numa: Option<u32>,
-    /// The place on the PCI bus that the device is to have, with all bridges above it, from the root port downwards. Empty if the files of the devices may
-    /// choose one.
+    /// The place on the PCI bus that the device is to have, with all bridges above it, from the root port
+    /// downwards. Empty if the files of the devices may choose one.
     pub pci: Vec<Slot>,
     /// The speed that it tells.
     pub rate: Rate,
@@ -63,8 +64,9 @@ impl Addresses {
         }
     }
 
-    /// The interface that is shown for a device, and its index: the first of its own that exists, as a kernel's device keeps the one that it stands on. A
-    /// device without an interface of its own is shown that of its first address.
+    /// The interface that is shown for a device, and its index: the first of its own that exists, as a
+    /// kernel's device keeps the one that it stands on. A device without an interface of its own is shown
+    /// that of its first address.
     // PRACTICE-FILES-2
     pub fn interface(&self, local: &[Address]) -> Option<(String, u32)> {
         if let Self::Interfaces(names) = self {
@@ -77,8 +79,8 @@ impl Addresses {
     }
 }
 
-/// The place of the first set of addresses that has an address of the host. `interfaces` says which interfaces have that address, and is asked only where
-/// it matters.
+/// The place of the first set of addresses that has an address of the host. `interfaces` says which
+/// interfaces have that address, and is asked only where it matters.
 pub fn first_with<'a>(
     mut sets: impl Iterator<Item = &'a Addresses>,
     address: IpAddr,
@@ -273,8 +275,8 @@ fn transport_of(device: &str) -> &str {
     device.trim_end_matches(|letter: char| letter.is_ascii_digit())
 }
 
-/// The devices of a list, in their order, or the error of an entry; `known` are those of this build. A name alone may stand twice, and means the device
-/// once.
+/// The devices of a list, in their order, or the error of an entry; `known` are those of this build. A name
+/// alone may stand twice, and means the device once.
 pub fn parse(text: &str, known: &[&str]) -> Vec<Result<Description, Wrong>> {
     parse_with_places(text, known).into_iter().map(|(_, one)| one).collect()
 }

@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// The engine's own descriptors have numbers from here on, where the limit of the process leaves room. Programs with small tables of descriptors (netcat
-/// takes numbers below 16) find their own at the same numbers as without us.
+/// The engine's own descriptors have numbers from here on, where the limit of the process leaves room.
+/// Programs with small tables of descriptors (netcat takes numbers below 16) find their own at the same
+/// numbers as without us.
 const OURS: RawFd = 512;
 
 /// Gives a descriptor of the engine's a number that no program counts with, if there is one.
@@ -14,8 +15,8 @@ pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
 
 /// Gives a descriptor a number that is greater than those of all that the program has open, if there is one.
 ///
-/// For programs that take descriptors to be numbered as they are opened: one that the background thread closes at that instant would leave a
-/// smaller number.
+/// For programs that take descriptors to be numbered as they are opened: one that the background thread
+/// closes at that instant would leave a smaller number.
 pub fn above_all(descriptor: OwnedFd) -> OwnedFd {
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
@@ -32,7 +33,8 @@ fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
     if number < 0 { descriptor } else { unsafe { OwnedFd::from_raw_fd(number) } }
 }
 
-/// Gives a file a length, unless it is more than files of this process may have: the attempt would raise SIGXFSZ, which ends the process.
+/// Gives a file a length, unless it is more than files of this process may have: the attempt would raise
+/// SIGXFSZ, which ends the process.
 ///
 /// # Errors
 /// EFBIG for such a length; the errors of ftruncate(2).

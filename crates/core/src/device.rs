@@ -91,7 +91,8 @@ impl Device {
         &self.description
     }
 
-    /// The first of some devices that has an address of the host, in their order. Costs no system call where no device is described by its interfaces.
+    /// The first of some devices that has an address of the host, in their order. Costs no system call where
+    /// no device is described by its interfaces.
     // PRACTICE-DEVICES-2
     pub fn first_with(devices: &[Arc<Device>], address: IpAddr) -> Option<&Arc<Device>> {
         let there: Vec<_> = devices.iter().filter(|device| !device.is_gone.load(Ordering::Relaxed)).collect();
@@ -110,7 +111,8 @@ impl Device {
         *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
     }
 
-    /// Takes the device away, as its driver might, or brings it back. Connection management does not find a device that is away.
+    /// Takes the device away, as its driver might, or brings it back. Connection management does not find a
+    /// device that is away.
     pub fn set_gone(&self, is_gone: bool) {
         self.is_gone.store(is_gone, Ordering::Relaxed);
     }
@@ -132,7 +134,8 @@ impl Device {
 
     /// Opens the device (ibv_open_device(3)).
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>> {
-        // A device list from before a fork names the parent's transports; the same device of this process takes its place.
+        // A device list from before a fork names the parent's transports; the same device of this process
+        // takes its place.
         let engine = engine::engine()?;
         engine.failure.check()?;
         let device = if self.born.is_here() {
@@ -319,8 +322,9 @@ impl Context {
     }
 }
 
-/// The place of an object among those of its context: from when the program makes it until the program destroys it. A thread of the engine may
-/// keep the object longer than that, and the context is closed meanwhile.
+/// The place of an object among those of its context: from when the program makes it until the program
+/// destroys it. A thread of the engine may keep the object longer than that, and the context is closed
+/// meanwhile.
 pub(crate) struct Seat {
     context: Arc<Context>,
     is_left: AtomicBool,

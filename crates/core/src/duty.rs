@@ -1,25 +1,30 @@
-//! Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps for an event.
+//! Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps
+//! for an event.
 //!
-//! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is
-//! for: two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which packets
-//! arrive as well as on its own. Woken, it takes in all packets itself, for any thread. One thread has the duty at a time: only its own event wakes another
-//! thread that sleeps for one. When the thread sleeps no more, the background thread is on duty again at once.
+//! An arrival wakes the thread on duty. Were that always the background thread, it would only go on to wake
+//! the thread of the program that the event is for: two wake-ups for one event. So a thread of the program
+//! that is about to sleep *takes* the duty, and sleeps on the descriptors at which packets arrive as well as
+//! on its own. Woken, it takes in all packets itself, for any thread. One thread has the duty at a time: only
+//! its own event wakes another thread that sleeps for one. When the thread sleeps no more, the background
+//! thread is on duty again at once.
 //!
-//! A signal handler or a debugger may keep the thread on duty from its work. Then it loses the duty: the background thread *looks* from time to time, and
-//! takes it. The other thread may sleep on nevertheless, and arrivals wake it as before, beside the background thread.
+//! A signal handler or a debugger may keep the thread on duty from its work. Then it loses the duty: the
+//! background thread *looks* from time to time, and takes it. The other thread may sleep on nevertheless, and
+//! arrivals wake it as before, beside the background thread.
 //!
-//! A task of an async program takes the duty in the same way, when it is about to wait. Its thread may run other tasks for a while, so the background
-//! thread looks earlier.
+//! A task of an async program takes the duty in the same way, when it is about to wait. Its thread may run
+//! other tasks for a while, so the background thread looks earlier.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The duty is taken from a thread that has had it for so long without being woken once, or for twice as long.
+/// The duty is taken from a thread that has had it for so long without being woken once, or for twice as
+/// long.
 const LOOK: Duration = Duration::from_millis(5);
-/// The duty is taken from a task after so long, or twice as long. Its thread may run other tasks, so nothing says that it
-/// sleeps.
+/// The duty is taken from a task after so long, or twice as long. Its thread may run other tasks, so nothing
+/// says that it sleeps.
 const TASK_LOOK: Duration = Duration::from_micros(400);
 
 /// What waits for an event, and takes in packets meanwhile.
@@ -40,17 +45,20 @@ impl Waiter {
     }
 }
 
-/// The number of a turn. A new one begins each time that a thread takes the duty, or goes on with it after it has been woken.
+/// The number of a turn. A new one begins each time that a thread takes the duty, or goes on with it after it
+/// has been woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn(u64);
 
 /// The descriptors at which things arrive.
 pub(crate) trait Arrivals: Send + Sync {
-    /// Puts the descriptors into the background thread's sight, or out of it. Events that are there already are reported.
+    /// Puts the descriptors into the background thread's sight, or out of it. Events that are there already
+    /// are reported.
     fn watch(&self, on: bool);
 }
 
-/// Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps for an event. Thread-safe.
+/// Which thread takes in packets that arrive: the background thread, or a thread of the program that sleeps
+/// for an event. Thread-safe.
 pub(crate) struct Duty {
     arrivals: &'static dyn Arrivals,
     timers: &'static dyn Timers,
@@ -74,7 +82,8 @@ impl Duty {
         Arc::new(Self { arrivals, timers, state: Mutex::new(state) })
     }
 
-    /// The caller is about to sleep on the descriptors, and is on duty until [`Duty::end`]. None: another thread of the program is.
+    /// The caller is about to sleep on the descriptors, and is on duty until [`Duty::end`]. None: another
+    /// thread of the program is.
     pub(crate) fn take(self: &Arc<Self>, waiter: Waiter) -> Option<Turn> {
         let mut state = self.lock();
         if state.on_duty.is_some() {
@@ -88,7 +97,8 @@ impl Duty {
         Some(state.begin())
     }
 
-    /// The caller has been woken, and is about to sleep again. None: another thread of the program is on duty now.
+    /// The caller has been woken, and is about to sleep again. None: another thread of the program is on duty
+    /// now.
     pub(crate) fn go_on(self: &Arc<Self>, turn: Turn, waiter: Waiter) -> Option<Turn> {
         let mut state = self.lock();
         if state.on_duty == Some(turn) {

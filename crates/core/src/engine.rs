@@ -46,8 +46,8 @@ pub struct Engine {
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
 static TRANSPORTS: OnceLock<&'static [TransportFactory]> = OnceLock::new();
 
-/// Says which transports this build has, in their default order. The first call counts; every front end makes it before
-/// anything else.
+/// Says which transports this build has, in their default order. The first call counts; every front end makes
+/// it before anything else.
 pub fn install(transports: &'static [TransportFactory]) {
     TRANSPORTS.get_or_init(|| transports);
 }
@@ -68,7 +68,8 @@ pub fn engine() -> Result<&'static Engine> {
     }
 }
 
-/// The engine, built here unless another thread is first. By itself: callers are everywhere, and many have little stack.
+/// The engine, built here unless another thread is first. By itself: callers are everywhere, and many have
+/// little stack.
 #[cold]
 #[inline(never)]
 fn first() -> Result<&'static Engine> {
@@ -77,8 +78,8 @@ fn first() -> Result<&'static Engine> {
         // SAFETY: leaked above, and never freed.
         Ok(_) => Ok(unsafe { &*built }.published()),
         Err(other) => {
-            // Another thread was first. Ours has no thread and no user yet.
-            // SAFETY: `built` came from Box::into_raw and no other thread has seen it; `other` is published and never freed.
+            // Another thread was first. Ours has no thread and no user yet. SAFETY: `built` came from
+            // Box::into_raw and no other thread has seen it; `other` is published and never freed.
             unsafe {
                 (*built).reactor.discard();
                 drop(Box::from_raw(built));
@@ -156,8 +157,8 @@ impl Engine {
         })
     }
 
-    /// The engine has been published in `ENGINE`; now code below finds its parts. Between the two, another thread may have found the engine and not yet its
-    /// parts: it moves no pages then, and the kernel copies.
+    /// The engine has been published in `ENGINE`; now code below finds its parts. Between the two, another
+    /// thread may have found the engine and not yet its parts: it moves no pages then, and the kernel copies.
     fn published(&'static self) -> &'static Self {
         helpers::CURRENT.set(&self.reactor.helpers);
         self.safe_points.begin();

@@ -60,7 +60,8 @@ impl Error {
         self.errno
     }
 
-    /// Whether the time-out of the call was over before the awaited thing came, or the peer did not answer in time (ETIMEDOUT).
+    /// Whether the time-out of the call was over before the awaited thing came, or the peer did not answer in
+    /// time (ETIMEDOUT).
     pub fn is_timeout(&self) -> bool {
         self.errno == libc::ETIMEDOUT
     }
@@ -103,7 +104,8 @@ pub enum PostError {
     TooLong,
     /// The request uses more of the peer's memory than its token names (EINVAL; Rust API only).
     PastToken,
-    /// Memory of the request belongs to another protection domain than the queue pair (EINVAL; Rust API only).
+    /// Memory of the request belongs to another protection domain than the queue pair (EINVAL; Rust API
+    /// only).
     OtherDomain,
     /// A field of the request is out of range (EINVAL).
     Invalid,

@@ -1,4 +1,5 @@
-//! Queues of events that a program waits for on a real descriptor: completion channels, asynchronous events, connection events.
+//! Queues of events that a program waits for on a real descriptor: completion channels, asynchronous events,
+//! connection events.
 
 use crate::descriptor::above_all;
 use crate::error::{Error, Result};
@@ -7,7 +8,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock};
 
-/// Functions of libc in which a thread may be cancelled: the cancellation unwinds through the caller, which only this ABI permits.
+/// Functions of libc in which a thread may be cancelled: the cancellation unwinds through the caller, which
+/// only this ABI permits.
 mod cancellable {
     use core::ffi::{c_int, c_void};
 
@@ -27,8 +29,9 @@ mod cancellable {
 
 /// A queue of events whose descriptor is readable while events wait.
 ///
-/// The descriptor is an eventfd in semaphore mode, one token for each event; a program may poll it, put it into epoll or make it
-/// non-blocking with fcntl(2). It stays open in a child of fork, as the kernel's does. Thread-safe.
+/// The descriptor is an eventfd in semaphore mode, one token for each event; a program may poll it, put it
+/// into epoll or make it non-blocking with fcntl(2). It stays open in a child of fork, as the kernel's does.
+/// Thread-safe.
 pub struct EventQueue<T> {
     tokens: OwnedFd,
     waiting: Mutex<Waiting<T>>,
@@ -63,8 +66,8 @@ impl<T> EventQueue<T> {
         Ok(Self { tokens, waiting: Mutex::default(), born: ForkGeneration::now() })
     }
 
-    /// An empty queue whose descriptor has a greater number than all open descriptors, if there is such a number ([`above_all`]).
-    /// Fails when the process is out of descriptors (EMFILE).
+    /// An empty queue whose descriptor has a greater number than all open descriptors, if there is such a
+    /// number ([`above_all`]). Fails when the process is out of descriptors (EMFILE).
     pub fn new_above_all() -> Result<Self> {
         let queue = Self::new()?;
         Ok(Self { tokens: above_all(queue.tokens), ..queue })
@@ -88,15 +91,16 @@ impl<T> EventQueue<T> {
         add_token(self.descriptor());
     }
 
-    /// Takes the oldest event; waits for one unless the program made the descriptor non-blocking (then EAGAIN). The wait is a read(2), so
-    /// it is a cancellation point and a signal handler ends it with EINTR.
+    /// Takes the oldest event; waits for one unless the program made the descriptor non-blocking (then
+    /// EAGAIN). The wait is a read(2), so it is a cancellation point and a signal handler ends it with EINTR.
     pub fn wait(&self) -> Result<T> {
         self.wait_with(|_| ())
     }
 
-    /// Takes the oldest event, as [`EventQueue::wait`] does, and calls `taken` at the instant when the event can no longer be withdrawn.
-    /// If `taken` counts events, a thread that withdraws an object's events and then reads the count knows of every event that is out.
-    /// `taken` must not drop an object that withdraws events.
+    /// Takes the oldest event, as [`EventQueue::wait`] does, and calls `taken` at the instant when the event
+    /// can no longer be withdrawn. If `taken` counts events, a thread that withdraws an object's events and
+    /// then reads the count knows of every event that is out. `taken` must not drop an object that withdraws
+    /// events.
     pub fn wait_with(&self, mut taken: impl FnMut(&T)) -> Result<T> {
         self.born.check()?;
         loop {
@@ -106,7 +110,8 @@ impl<T> EventQueue<T> {
                 return Err(Error::system("waiting for an event"));
             }
             if let Err(error) = self.born.check() {
-                // A signal handler has forked: in the child, the wait went on, and took a token that is its parent's.
+                // A signal handler has forked: in the child, the wait went on, and took a token that is its
+                // parent's.
                 add_token(self.descriptor());
                 return Err(error);
             }
@@ -131,7 +136,8 @@ impl<T> EventQueue<T> {
         flags >= 0 && flags & libc::O_NONBLOCK == 0
     }
 
-    /// Has `bring` add events, or none, and takes the oldest if it has: that event needs no token. Whether there was one; others may wait, with tokens.
+    /// Has `bring` add events, or none, and takes the oldest if it has: that event needs no token. Whether
+    /// there was one; others may wait, with tokens.
     pub fn take_after(&self, bring: impl FnOnce(), taken: impl FnMut(&T)) -> bool {
         let taker = Taker::new(self);
         bring();
@@ -147,9 +153,10 @@ impl<T> EventQueue<T> {
         event.is_some()
     }
 
-    /// Sleeps until an event waits or `other` is readable, if that is a descriptor. Which of them. Meanwhile the thread's signal mask is `mask`. As for
-    /// [`EventQueue::wait`], a cancellation point that a signal handler ends with EINTR, though one with SA_RESTART, too. A signal that is let in
-    /// by `mask` and has come before ends it likewise, unless one of the two is ready.
+    /// Sleeps until an event waits or `other` is readable, if that is a descriptor. Which of them. Meanwhile
+    /// the thread's signal mask is `mask`. As for [`EventQueue::wait`], a cancellation point that a signal
+    /// handler ends with EINTR, though one with SA_RESTART, too. A signal that is let in by `mask` and has
+    /// come before ends it likewise, unless one of the two is ready.
     pub fn sleep_beside(&self, other: RawFd, mask: &libc::sigset_t) -> Result<WakeCause> {
         let mut list =
             [self.descriptor(), other].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
@@ -198,7 +205,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Waits until an event is there, without taking it, at most `milliseconds` (negative: for ever). Returns whether one is.
+    /// Waits until an event is there, without taking it, at most `milliseconds` (negative: for ever). Returns
+    /// whether one is.
     pub fn ready(&self, milliseconds: i32) -> Result<bool> {
         self.born.check()?;
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
@@ -219,8 +227,9 @@ impl<T> EventQueue<T> {
                     }
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {}
-                // Before Linux 5.8 there is no such read. An ordinary one takes the token that is there, which may be that of an event that has been
-                // withdrawn. It waits only if a thread in `wait` has taken the token since the look.
+                // Before Linux 5.8 there is no such read. An ordinary one takes the token that is there,
+                // which may be that of an event that has been withdrawn. It waits only if a thread in `wait`
+                // has taken the token since the look.
                 Err(_) => {
                     let mut waiting = self.lock();
                     if self.has_token() {
@@ -271,7 +280,8 @@ impl<T> EventQueue<T> {
         waiting.events = keep;
         waiting.withheld = waiting.withheld.min(waiting.events.len());
         for _ in waiting.events.len() - waiting.withheld..tokens {
-            // Without waiting: a reader may hold the token already; it will find the queue empty and read again.
+            // Without waiting: a reader may hold the token already; it will find the queue empty and read
+            // again.
             let _ = self.take_token();
         }
         out
@@ -312,7 +322,8 @@ impl<T> Drop for Taker<'_, T> {
     }
 }
 
-/// Waits for an event that never comes: until the thread is cancelled, or a signal handler ends the wait, as in [`EventQueue::wait`].
+/// Waits for an event that never comes: until the thread is cancelled, or a signal handler ends the wait, as
+/// in [`EventQueue::wait`].
 pub fn wait_in_vain() -> Error {
     static NEVER: OnceLock<Option<EventQueue<()>>> = OnceLock::new();
     match NEVER.get_or_init(|| EventQueue::new().ok()).as_ref().map(EventQueue::wait) {
@@ -321,14 +332,16 @@ pub fn wait_in_vain() -> Error {
     }
 }
 
-/// Adds one to the counter of an eventfd that is never full. Unlike write(2) of the C library it is no cancellation point.
+/// Adds one to the counter of an eventfd that is never full. Unlike write(2) of the C library it is no
+/// cancellation point.
 pub(crate) fn add_token(fd: RawFd) {
     let one = 1u64;
     // SAFETY: eight bytes of a live local.
     unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
 }
 
-/// The kind of an event outside of any call (ibv_get_async_event(3)), with the values of `enum ibv_event_type`.
+/// The kind of an event outside of any call (ibv_get_async_event(3)), with the values of
+/// `enum ibv_event_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AsyncEventKind {

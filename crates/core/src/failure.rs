@@ -1,6 +1,7 @@
-//! A panic in a thread of the engine: a mistake of ours. The program is not to wait for ever for the work of that thread, and nothing
-//! goes on as if it had been done. The failure is said once, on standard error or in the log. All queue pairs go to error, so that their requests are
-//! flushed, each context reports `IBV_EVENT_DEVICE_FATAL`, each identifier `RDMA_CM_EVENT_DEVICE_REMOVAL`, and nothing new begins.
+//! A panic in a thread of the engine: a mistake of ours. The program is not to wait for ever for the work of
+//! that thread, and nothing goes on as if it had been done. The failure is said once, on standard error or in
+//! the log. All queue pairs go to error, so that their requests are flushed, each context reports
+//! `IBV_EVENT_DEVICE_FATAL`, each identifier `RDMA_CM_EVENT_DEVICE_REMOVAL`, and nothing new begins.
 //!
 //! [`crate::containment`] catches it.
 
@@ -14,7 +15,8 @@ use std::sync::{Arc, Weak};
 
 /// Something that a program may wait for, and that needs the engine's threads.
 pub trait FailureListener: Send + Sync {
-    /// Tells all threads that wait for this object, now or later, that a thread of the engine has failed. Called once, in any thread, with no lock held.
+    /// Tells all threads that wait for this object, now or later, that a thread of the engine has failed.
+    /// Called once, in any thread, with no lock held.
     fn engine_failed(&self);
 
     /// The device with this name has been taken away. Called in any thread, with no lock held.
@@ -22,7 +24,8 @@ pub trait FailureListener: Send + Sync {
         let _ = device;
     }
 
-    /// The object as another process is told of it ([`crate::inspect`]), if at all. Waits for no lock that may be held for long.
+    /// The object as another process is told of it ([`crate::inspect`]), if at all. Waits for no lock that
+    /// may be held for long.
     fn describe(&self) -> Option<String> {
         None
     }
@@ -49,7 +52,8 @@ impl Failure {
         self.concerned.all()
     }
 
-    /// A device has been taken away, as by its driver: identifiers on it report `RDMA_CM_EVENT_DEVICE_REMOVAL`.
+    /// A device has been taken away, as by its driver: identifiers on it report
+    /// `RDMA_CM_EVENT_DEVICE_REMOVAL`.
     pub fn device_removed(&self, device: &str) {
         self.concerned.all().iter().for_each(|concerned| concerned.device_removed(device));
     }

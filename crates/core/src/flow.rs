@@ -38,7 +38,8 @@ pub struct Ipv4Fields {
     pub source: [u8; 4],
     /// Destination address.
     pub destination: [u8; 4],
-    /// Protocol, type of service, time to live, and flags (`enum ibv_flow_ipv4_ext_flags`: 2 don't fragment, 1 more fragments).
+    /// Protocol, type of service, time to live, and flags (`enum ibv_flow_ipv4_ext_flags`: 2 don't fragment,
+    /// 1 more fragments).
     pub others: [u8; 4],
 }
 
@@ -245,8 +246,9 @@ impl FlowRule {
     }
 }
 
-/// The targets of the rules that get a frame. Sniffers do. Then come the normal rules that match: those of the lowest number, and if all of these let it
-/// pass, those of the next one. If no normal rule has it, the default rules do.
+/// The targets of the rules that get a frame. Sniffers do. Then come the normal rules that match: those of
+/// the lowest number, and if all of these let it pass, those of the next one. If no normal rule has it, the
+/// default rules do.
 pub fn receivers<'a, T>(rules: &'a [(FlowRule, T)], headers: &Headers) -> Vec<&'a T> {
     let matching = |kind| rules.iter().filter(move |(rule, _)| rule.kind == kind && rule.matches(headers));
     let mut found: Vec<&(FlowRule, T)> = matching(FlowKind::Sniffer).collect();
@@ -276,11 +278,13 @@ impl ActiveFlow {
     /// Puts a rule into force that steers to `pair` (ibv_create_flow(3)).
     ///
     /// # Errors
-    /// EINVAL for a queue pair of a service that takes no frames; EOPNOTSUPP for rules that the device does not have.
+    /// EINVAL for a queue pair of a service that takes no frames; EOPNOTSUPP for rules that the device does
+    /// not have.
     pub fn new(pair: &Arc<QueuePair>, rule: FlowRule) -> Result<Self> {
         match pair.queues().service {
             Service::RawPacket => {}
-            // Datagrams find their queue pair by its number; no adapter steers anything else to one on Ethernet.
+            // Datagrams find their queue pair by its number; no adapter steers anything else to one on
+            // Ethernet.
             Service::Ud => {
                 return Err(Error::unsupported("flows are steered to raw packet queue pairs alone"));
             }
@@ -299,7 +303,8 @@ impl Drop for ActiveFlow {
     }
 }
 
-/// Tries any bytes. They are a frame whose headers lie within it, or none. The fields for the hash have one length for one kind of them.
+/// Tries any bytes. They are a frame whose headers lie within it, or none. The fields for the hash have one
+/// length for one kind of them.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_frame(frame: &[u8]) {
     let Some(headers) = Headers::of(frame) else {

@@ -1,8 +1,10 @@
-//! A child of fork(2) has no engine: its copy of the engine has no threads, and its sockets belong to the parent.
+//! A child of fork(2) has no engine: its copy of the engine has no threads, and its sockets belong to the
+//! parent.
 //!
-//! The child's handler takes no lock and frees nothing: it closes the engine's own descriptors, forgets the engine and counts up a
-//! generation. Objects remember the generation that they were born in; in the child they answer with an error and may be
-//! destroyed without effect. The next call that opens a device builds a fresh engine.
+//! The child's handler takes no lock and frees nothing: it closes the engine's own descriptors, forgets the
+//! engine and counts up a generation. Objects remember the generation that they were born in; in the child
+//! they answer with an error and may be destroyed without effect. The next call that opens a device builds a
+//! fresh engine.
 //!
 //! Memory that was moved for peers has handlers of its own (`memory::moved`).
 
@@ -40,15 +42,17 @@ impl ForkGeneration {
     }
 }
 
-// One bit for each descriptor that a child must close. Descriptors above the table stay open in a child until it calls exec.
+// One bit for each descriptor that a child must close. Descriptors above the table stay open in a child until
+// it calls exec.
 const WORDS: usize = 1024;
 static DESCRIPTORS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// The identity of each marked descriptor, at the time of the mark. Programs close all descriptors that they do not know, and their numbers become those of
-/// other files.
+/// The identity of each marked descriptor, at the time of the mark. Programs close all descriptors that they
+/// do not know, and their numbers become those of other files.
 static IDENTITIES: [AtomicU64; WORDS * 64] = [const { AtomicU64::new(0) }; WORDS * 64];
 
-/// Tells files apart; 0 if nothing is open under the number. A descriptor without an inode of its own (an eventfd, an epoll set) is told from files that have
-/// one. Because ours are closed by exec, it is also told from those that are not. For a child's handler, too: two system calls.
+/// Tells files apart; 0 if nothing is open under the number. A descriptor without an inode of its own (an
+/// eventfd, an epoll set) is told from files that have one. Because ours are closed by exec, it is also told
+/// from those that are not. For a child's handler, too: two system calls.
 fn identity(fd: i32) -> u64 {
     // SAFETY: all zero is a valid value; the calls take a number and a live local.
     unsafe {
@@ -81,15 +85,18 @@ pub fn disown_descriptor(fd: i32) {
     }
 }
 
-/// A function that the child's handler calls besides: it has the child forget more. Set by [`install_handler`].
+/// A function that the child's handler calls besides: it has the child forget more. Set by
+/// [`install_handler`].
 static FORGOTTEN: OnceLock<fn()> = OnceLock::new();
 
-/// Registers the child's handler, once per process. The child calls `forget` in it, which may only load and store.
+/// Registers the child's handler, once per process. The child calls `forget` in it, which may only load and
+/// store.
 pub(crate) fn install_handler(forget: fn()) {
     FORGOTTEN.get_or_init(|| forget);
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
-        // SAFETY: the handler is a static function that is safe between fork and exec (it only loads, stores and closes).
+        // SAFETY: the handler is a static function that is safe between fork and exec (it only loads, stores
+        // and closes).
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }
@@ -104,7 +111,8 @@ extern "C" fn in_child() {
         while bits != 0 {
             let fd = index * 64 + bits.trailing_zeros() as usize;
             if IDENTITIES[fd].load(Ordering::Relaxed) == identity(fd as i32) {
-                // SAFETY: the bit says that this process's copy of the descriptor is the engine's, and its identity is unchanged.
+                // SAFETY: the bit says that this process's copy of the descriptor is the engine's, and its
+                // identity is unchanged.
                 unsafe { libc::close(fd as i32) };
             }
             bits &= bits - 1;

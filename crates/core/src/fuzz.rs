@@ -1,5 +1,5 @@
-//! Entry points of bytes from others that need no engine, for the fuzz targets, and for the tests of every run with random bytes. Each ends without a
-//! panic, and checks its result.
+//! Entry points of bytes from others that need no engine, for the fuzz targets, and for the tests of every
+//! run with random bytes. Each ends without a panic, and checks its result.
 
 /// A frame as a raw packet queue pair receives it.
 pub fn raw_frame(bytes: &[u8]) {

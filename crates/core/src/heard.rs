@@ -1,5 +1,5 @@
-//! Findings of the engine on the way of requests, for a check of the program. A process without that check has no listener. Only requests that have failed,
-//! or that wait, are told.
+//! Findings of the engine on the way of requests, for a check of the program. A process without that check
+//! has no listener. Only requests that have failed, or that wait, are told.
 
 use crate::memory::{Access, AccessError};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -52,8 +52,8 @@ pub enum EngineFinding<'a> {
     },
 }
 
-/// A function that hears the findings about a queue pair, by its number. Threads that hold locks of the engine call it: it calls nothing of the engine, and
-/// waits for no other thread.
+/// A function that hears the findings about a queue pair, by its number. Threads that hold locks of the
+/// engine call it: it calls nothing of the engine, and waits for no other thread.
 pub type HeardListener = fn(u32, EngineFinding<'_>);
 
 static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());

@@ -1,7 +1,8 @@
 //! The engine's own threads: how many there are, and when they leave the program's memory alone.
 //!
-//! Pages of a program with one thread can be moved while that thread is inside of a verbs call (`memory::moved`): no other thread of the program
-//! writes. The engine's threads must not count as the program's then, and must not write either.
+//! Pages of a program with one thread can be moved while that thread is inside of a verbs call
+//! (`memory::moved`): no other thread of the program writes. The engine's threads must not count as the
+//! program's then, and must not write either.
 
 use crate::containment;
 use crate::current::Current;
@@ -42,17 +43,20 @@ pub(crate) fn thread_data() -> (usize, usize) {
 pub(crate) struct MemoryHold<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
 
 impl Helpers {
-    /// The calling thread is one of the engine's. It says so itself, first of all: a thread that counts must not count one that is not there yet.
+    /// The calling thread is one of the engine's. It says so itself, first of all: a thread that counts must
+    /// not count one that is not there yet.
     pub fn enter(&self) -> Helper<'_> {
         self.count.fetch_add(1, Ordering::SeqCst);
         IS_HELPER.set(true);
         Helper(self)
     }
 
-    /// A thread of the engine's, on which none of the program's signals is handled. It runs when this returns.
+    /// A thread of the engine's, on which none of the program's signals is handled. It runs when this
+    /// returns.
     ///
-    /// The first allocation of a thread maps and unmaps memory for itself. Programs that watch over registered memory (libfabric, UCX) overwrite the code
-    /// of libc's munmap(2) as they begin. A thread that is inside of it at that instant does not survive: so the caller waits for that first allocation.
+    /// The first allocation of a thread maps and unmaps memory for itself. Programs that watch over
+    /// registered memory (libfabric, UCX) overwrite the code of libc's munmap(2) as they begin. A thread that
+    /// is inside of it at that instant does not survive: so the caller waits for that first allocation.
     ///
     /// # Errors
     /// EAGAIN when the system lets the process have no more threads.
@@ -83,7 +87,8 @@ impl Helpers {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting: one that has no processor meanwhile, say.
+    /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting: one
+    /// that has no processor meanwhile, say.
     pub(crate) fn hold(&self) -> Option<MemoryHold<'_>> {
         const HOLD_TIMEOUT: Duration = Duration::from_millis(20);
         let mut until = None;

@@ -16,7 +16,8 @@ const REST: Duration = Duration::from_millis(100);
 pub struct Inlet {
     take: Box<dyn Fn(Connection) + Send + Sync>,
     listener: RawFd,
-    /// The registration with the background thread. None once the listener has ended: the number may be another file's by then.
+    /// The registration with the background thread. None once the listener has ended: the number may be
+    /// another file's by then.
     token: Mutex<Option<Token>>,
 }
 
@@ -44,7 +45,8 @@ impl Inlet {
         self.token.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Lets no connection in for [`REST`]. Connections that wait stay in the queue of the socket, and the reactor would report them without end.
+    /// Lets no connection in for [`REST`]. Connections that wait stay in the queue of the socket, and the
+    /// reactor would report them without end.
     fn rest(self: Arc<Self>) {
         let (Some(token), Ok(engine)) = (*self.token(), engine::engine()) else { return };
         if engine.reactor.set_timer(REST, self.clone()).is_ok() {

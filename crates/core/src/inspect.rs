@@ -1,11 +1,13 @@
-//! The objects of this process, as another process may ask for them: queue pairs, completion queues, protection domains, regions and identifiers, at that
-//! instant (`adverb top`, `rdma resource`).
+//! The objects of this process, as another process may ask for them: queue pairs, completion queues,
+//! protection domains, regions and identifiers, at that instant (`adverb top`, `rdma resource`).
 //!
-//! The background thread answers. Nothing is noted before a process asks, so the fast path knows nothing of it. The process listens from its first queue
-//! pair on, at a name that its page of counters has; processes of its own user and of root are answered.
+//! The background thread answers. Nothing is noted before a process asks, so the fast path knows nothing of
+//! it. The process listens from its first queue pair on, at a name that its page of counters has; processes
+//! of its own user and of root are answered.
 //!
-//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. Regions, of which there may be
-//! many, come last, behind a line [`BUT_REGIONS`]. The answer ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
+//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the
+//! object first. Regions, of which there may be many, come last, behind a line [`BUT_REGIONS`]. The answer
+//! ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
 
 use crate::cq::CompletionQueue;
 use crate::device::Device;
@@ -188,7 +190,8 @@ pub(crate) fn plain(text: &str) -> String {
 pub struct Object {
     /// The kind of the object.
     pub kind: Kind,
-    /// The fields, as the line has them: an object takes no more memory than its line, however many fields that has.
+    /// The fields, as the line has them: an object takes no more memory than its line, however many fields
+    /// that has.
     fields: String,
 }
 
@@ -206,7 +209,8 @@ impl Object {
         self.fields.split('\t').find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
     }
 
-    /// The value of a field that is a number. `None` if the object has no such field, or its value is no number.
+    /// The value of a field that is a number. `None` if the object has no such field, or its value is no
+    /// number.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.text(key)?.parse().ok()
     }
@@ -234,7 +238,8 @@ impl Objects {
     }
 }
 
-/// Tries any bytes of another process. They become objects, as many as there are lines, of plain text that is not much longer than the bytes.
+/// Tries any bytes of another process. They become objects, as many as there are lines, of plain text that is
+/// not much longer than the bytes.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let mut objects = Objects::default();
@@ -266,12 +271,13 @@ pub fn is_stopped(process: u32) -> bool {
     status.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z']))
 }
 
-/// How long a command that prints once waits for processes that are not stopped: a busy machine may take the processor from one for a while.
+/// How long a command that prints once waits for processes that are not stopped: a busy machine may take the
+/// processor from one for a while.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them together, for no longer than
-/// `patience`. The answers are in the order of the places. An error: the process is not there, is another user's and this process is not root's, or does not
-/// answer in time.
+/// Asks all processes that listen at these places ([`crate::counters::Process::place`]), and waits for them
+/// together, for no longer than `patience`. The answers are in the order of the places. An error: the process
+/// is not there, is another user's and this process is not root's, or does not answer in time.
 pub fn ask_all(places: &[u64], patience: Duration) -> Vec<io::Result<Objects>> {
     /// The number of descriptors that are open at a time.
     const AT_ONCE: usize = 256;
@@ -350,7 +356,8 @@ impl Inquiry {
     }
 }
 
-/// Waits until there is something to receive from one of the processes. False: all have answered, or the time is over.
+/// Waits until there is something to receive from one of the processes. False: all have answered, or the time
+/// is over.
 fn wait(asked: &[Inquiry], deadline: Instant) -> bool {
     let mut polled: Vec<_> = asked
         .iter()

@@ -47,13 +47,14 @@ type Alters = dyn Fn(Option<&str>, &mut Interfaces) + Send + Sync;
 /// The function that changes the interfaces that are found, in this process, if there is one.
 static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
 
-/// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before any look at them; the first
-/// call counts.
+/// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To
+/// be called before any look at them; the first call counts.
 pub fn alter(alters: &'static Alters) {
     let _ = ALTERS.set(alters);
 }
 
-/// Does the work while [`addresses`] and [`all_down`] answer this thread as `seen` says. Many questions then take one look, and their answers agree.
+/// Does the work while [`addresses`] and [`all_down`] answer this thread as `seen` says. Many questions then
+/// take one look, and their answers agree.
 pub fn seen_as<T>(seen: Interfaces, work: impl FnOnce() -> T) -> T {
     struct Forgets;
     impl Drop for Forgets {
@@ -71,8 +72,8 @@ fn seen<T>(part: impl FnOnce(&Interfaces) -> T) -> Option<T> {
     SEEN.try_with(|seen| seen.borrow().as_ref().map(part)).ok().flatten()
 }
 
-/// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface without any (getifaddrs(3)). Nothing, if
-/// the system does not say.
+/// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface
+/// without any (getifaddrs(3)). Nothing, if the system does not say.
 fn each(mut look: impl FnMut(&libc::ifaddrs, i32)) {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the list goes into a live local, and is freed below.
@@ -110,7 +111,8 @@ fn address_of(entry: &libc::ifaddrs, flags: i32) -> Option<IpAddr> {
     }
 }
 
-/// The index of an interface, in the entry that describes the interface itself. None in those of its addresses.
+/// The index of an interface, in the entry that describes the interface itself. None in those of its
+/// addresses.
 fn index_of(entry: &libc::ifaddrs) -> Option<u32> {
     // SAFETY: an address that is not null is of the family that it names.
     unsafe {
@@ -120,7 +122,8 @@ fn index_of(entry: &libc::ifaddrs) -> Option<u32> {
     }
 }
 
-/// The addresses of the interfaces that are up and that `wanted` wants, in the system's order; and whether all interfaces are down.
+/// The addresses of the interfaces that are up and that `wanted` wants, in the system's order; and whether
+/// all interfaces are down.
 fn listed(wanted: impl Fn(IpAddr) -> bool) -> Interfaces {
     let (mut addresses, mut known, mut up) = (Vec::new(), false, false);
     // By name. An interface without a hardware address has no entry that tells its index.
@@ -174,13 +177,15 @@ fn look_for(device: Option<&str>) -> Interfaces {
     found
 }
 
-/// The addresses of the interfaces that are up, in the order in which programs should try them. That of the default route comes first, then other global
-/// IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
+/// The addresses of the interfaces that are up, in the order in which programs should try them. That of the
+/// default route comes first, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty
+/// if the system does not say.
 pub fn addresses() -> Vec<Address> {
     seen(|seen| seen.addresses.clone()).unwrap_or_else(|| look().addresses)
 }
 
-/// The addresses of the interfaces that are up, as they appear to the device of this name, in the order of [`addresses`].
+/// The addresses of the interfaces that are up, as they appear to the device of this name, in the order of
+/// [`addresses`].
 pub fn addresses_for(device: &str) -> Vec<Address> {
     if are_altered() { look_for(Some(device)).addresses } else { addresses() }
 }
@@ -202,8 +207,8 @@ pub fn all_down() -> bool {
     })
 }
 
-/// A hint for an error message about an address that is not there or not reached: the loopback is down, as in a fresh network namespace. Empty unless the
-/// address is one of the loopback or no interface is up.
+/// A hint for an error message about an address that is not there or not reached: the loopback is down, as in
+/// a fresh network namespace. Empty unless the address is one of the loopback or no interface is up.
 pub fn hint_for(address: IpAddr) -> &'static str {
     if address.is_loopback() || all_down() { hint() } else { "" }
 }
@@ -229,7 +234,8 @@ fn rank(local: &Address, first: Option<IpAddr>) -> u8 {
     }
 }
 
-/// The address from which packets leave by the default route: a socket is connected, which sends nothing, and asked for its name.
+/// The address from which packets leave by the default route: a socket is connected, which sends nothing, and
+/// asked for its name.
 fn default_source() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // An address for documentation (RFC 5737): no host has it, so only the default route leads there.
@@ -237,8 +243,8 @@ fn default_source() -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// A netlink socket that becomes readable when an address or an interface may have changed (rtnetlink(7)). With `routes`, also when a route may have, since
-/// the order of [`addresses`] depends on the default route.
+/// A netlink socket that becomes readable when an address or an interface may have changed (rtnetlink(7)).
+/// With `routes`, also when a route may have, since the order of [`addresses`] depends on the default route.
 ///
 /// # Errors
 /// Where there is no netlink.

@@ -1,13 +1,14 @@
 //! Which thread watches a lane: the background thread, or the program's own polls.
 //!
-//! The background thread watches every lane, so that one-sided operations are served while the program does not poll. But while a program polls busily and
-//! everything that arrives is two-sided, to wake that thread for each message would only cost. Then the lane is *disarmed*: the thread's interest is
-//! switched off, and a short timer looks whether the polls go on. With one-sided traffic the lane is disarmed, too, but only after the thread has been
-//! woken in the middle of polls many times, and the looks are closer.
+//! The background thread watches every lane, so that one-sided operations are served while the program does
+//! not poll. But while a program polls busily and everything that arrives is two-sided, to wake that thread
+//! for each message would only cost. Then the lane is *disarmed*: the thread's interest is switched off, and
+//! a short timer looks whether the polls go on. With one-sided traffic the lane is disarmed, too, but only
+//! after the thread has been woken in the middle of polls many times, and the looks are closer.
 //!
-//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the lane. A thread that sleeps, a *sleeper*, does
-//! so on the lane's own descriptors, and takes in packets itself. To wake the background thread, and have it wake that one, would cost more than the
-//! message.
+//! Where the polling thread is in a call of ours (rsockets), the first poll that finds something disarms the
+//! lane. A thread that sleeps, a *sleeper*, does so on the lane's own descriptors, and takes in packets
+//! itself. To wake the background thread, and have it wake that one, would cost more than the message.
 
 use crate::clock;
 use crate::reactor::{Source, Timers};
@@ -21,18 +22,21 @@ const STREAK: u32 = 32;
 const LOOK: Duration = Duration::from_micros(50);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
-/// So many polls while another thread has the processor, or for an instant, are those of a program that does nothing but poll.
+/// So many polls while another thread has the processor, or for an instant, are those of a program that does
+/// nothing but poll.
 const BUSY_POLLS: u32 = 4;
 /// A poll so recent means that the next one is about to come.
 const RECENT: Duration = Duration::from_micros(4);
-/// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of one-sided traffic.
+/// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of
+/// one-sided traffic.
 const COINCIDENCES: u32 = 8;
-/// When polls soon stop after such a disarming, twice as many are wanted, up to this number. On a busy machine, polls seem to stop where their thread is
-/// kept from its processor.
+/// When polls soon stop after such a disarming, twice as many are wanted, up to this number. On a busy
+/// machine, polls seem to stop where their thread is kept from its processor.
 const MOST_COINCIDENCES: u32 = 256;
 /// So many looks make a disarming worthwhile.
 const WORTHWHILE: u32 = 64;
-/// So many looks in a row may find a thread in the middle of one and the same poll. After that it counts as kept from it, by a debugger, say.
+/// So many looks in a row may find a thread in the middle of one and the same poll. After that it counts as
+/// kept from it, by a debugger, say.
 const LONGEST_POLL: u32 = 32;
 
 /// A lane that a [`LaneWatch`] switches.
@@ -43,11 +47,13 @@ pub trait WatchedLane: Send + Sync {
     fn may_rest(&self) -> bool {
         true
     }
-    /// Whether a thread of the program is in the middle of a poll, or of a post that takes in packets. It may last long: the poll takes in much.
+    /// Whether a thread of the program is in the middle of a poll, or of a post that takes in packets. It may
+    /// last long: the poll takes in much.
     fn is_being_polled(&self) -> bool {
         false
     }
-    /// Whether something waits for room to send, which a thread that sleeps may not have asked the descriptors for.
+    /// Whether something waits for room to send, which a thread that sleeps may not have asked the
+    /// descriptors for.
     fn waits_for_room(&self) -> bool {
         false
     }
@@ -67,7 +73,8 @@ pub struct LaneWatch {
     polls: AtomicU32,
     /// When the last one was, in ticks of the processor's; kept while armed.
     last_poll: AtomicU64,
-    /// Wake-ups in the middle of polls, of which one elsewhere takes back [`COINCIDENCES`]; and how many are wanted.
+    /// Wake-ups in the middle of polls, of which one elsewhere takes back [`COINCIDENCES`]; and how many are
+    /// wanted.
     coincidences: AtomicU32,
     wanted: AtomicU32,
     /// Disarmed though there is one-sided traffic.
@@ -123,27 +130,30 @@ impl LaneWatch {
         }
     }
 
-    /// The background thread has been woken: whether it had better leave the lane to the polls, which it has met here many times in a row.
-    /// Then the lane is disarmed: it must leave it.
+    /// The background thread has been woken: whether it had better leave the lane to the polls, which it has
+    /// met here many times in a row. Then the lane is disarmed: it must leave it.
     pub fn switch_to_polls(self: &Arc<Self>) -> bool {
         let since = clock::ticks().saturating_sub(self.last_poll.load(Ordering::Relaxed));
         let is_being_polled = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
         let met = self.coincidences.load(Ordering::Relaxed);
         if !clock::is_within(since, RECENT) && !is_being_polled() {
-            // The thread that polls may have been kept from its processor at this instant: of many others, some still count.
+            // The thread that polls may have been kept from its processor at this instant: of many others,
+            // some still count.
             self.coincidences.store(met.saturating_sub(COINCIDENCES), Ordering::Relaxed);
             self.is_coincidence.store(false, Ordering::Relaxed);
             return false;
         }
         self.is_coincidence.store(true, Ordering::Relaxed);
         self.coincidences.store(met + 1, Ordering::Relaxed);
-        // The messages that the polls have found lately say whether one-sided requests are among them, for which the looks are closer.
+        // The messages that the polls have found lately say whether one-sided requests are among them, for
+        // which the looks are closer.
         let one_sided = self.streak.load(Ordering::Relaxed) < COINCIDENCES;
         met + 1 >= self.wanted.load(Ordering::Relaxed) && self.disarm(one_sided, LOOK)
     }
 
-    /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
-    /// Then the lane is disarmed: the background thread must leave it. A thread that polls and sleeps in between is not fast enough.
+    /// The background thread is at something that takes long: if there are polls as soon as it lets them, it
+    /// had better leave the rest to them. Then the lane is disarmed: the background thread must leave it. A
+    /// thread that polls and sleeps in between is not fast enough.
     pub fn yield_to_polls(self: &Arc<Self>) -> bool {
         let seen = self.polls.load(Ordering::Relaxed);
         std::thread::yield_now();
@@ -151,14 +161,16 @@ impl LaneWatch {
         polls >= BUSY_POLLS && self.disarm(false, LOOK)
     }
 
-    /// The background thread has received something. In the middle of polls it has only been faster, which says nothing about them.
+    /// The background thread has received something. In the middle of polls it has only been faster, which
+    /// says nothing about them.
     pub fn received_in_background(&self) {
         if !self.is_coincidence.load(Ordering::Relaxed) {
             self.streak.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Weighs a poll's find: one-sided requests want the background thread, a streak of two-sided ones does not.
+    /// Weighs a poll's find: one-sided requests want the background thread, a streak of two-sided ones does
+    /// not.
     #[inline]
     pub fn weigh(self: &Arc<Self>, one_sided: bool) {
         if self.served.load(Ordering::Relaxed) {
@@ -177,12 +189,14 @@ impl LaneWatch {
         }
     }
 
-    /// From now on polls serve one-sided requests, too: the lane is disarmed with the first poll that finds something, until they stop.
+    /// From now on polls serve one-sided requests, too: the lane is disarmed with the first poll that finds
+    /// something, until they stop.
     pub fn serve(&self) {
         self.served.store(true, Ordering::Relaxed);
     }
 
-    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`LaneWatch::end_sleep`].
+    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is
+    /// disarmed. Until [`LaneWatch::end_sleep`].
     pub fn begin_sleep(self: &Arc<Self>) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         // Before the caller looks which descriptors to wait for, and whether for room: see `waits_for_room`.
@@ -198,10 +212,11 @@ impl LaneWatch {
         self.look_soon();
     }
 
-    /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no polls follow, the background
-    /// thread watches again. With no lock of the lane held.
+    /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no
+    /// polls follow, the background thread watches again. With no lock of the lane held.
     pub fn waits_for_room(self: &Arc<Self>) {
-        // Either a sleeper that comes now finds that something waits for room, or this thread finds the sleeper.
+        // Either a sleeper that comes now finds that something waits for room, or this thread finds the
+        // sleeper.
         fence(Ordering::SeqCst);
         // Without sleepers the timer looks anyway.
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -252,8 +267,8 @@ impl LaneWatch {
         }
     }
 
-    /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests included. The first look comes
-    /// after `pause`.
+    /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests
+    /// included. The first look comes after `pause`.
     fn disarm(self: &Arc<Self>, polls_serve: bool, pause: Duration) -> bool {
         let mut timer = self.lock();
         let Some(lane) = self.lane.upgrade() else { return false };

@@ -1,7 +1,8 @@
-//! Completions that come late, or after one of another queue pair (`adverb run --fault`). There is none of this in processes without such faults.
+//! Completions that come late, or after one of another queue pair (`adverb run --fault`). There is none of
+//! this in processes without such faults.
 //!
-//! A completion that is late is in no completion queue yet: neither polls nor events tell of it. Those of one work queue keep their order, as with
-//! adapters.
+//! A completion that is late is in no completion queue yet: neither polls nor events tell of it. Those of one
+//! work queue keep their order, as with adapters.
 
 use crate::clock;
 use crate::cq::CompletionQueue;
@@ -33,7 +34,8 @@ pub trait Completions: Send + Sync {
 
 static DECIDES: OnceLock<&'static dyn Completions> = OnceLock::new();
 
-/// Has completion queues ask `decides` from now on. To be called before the first of them is there; the first call counts.
+/// Has completion queues ask `decides` from now on. To be called before the first of them is there; the first
+/// call counts.
 pub fn install(decides: &'static dyn Completions) {
     let _ = DECIDES.set(decides);
 }
@@ -142,7 +144,8 @@ impl Late {
         self.held.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A completion has come: it goes into the queue, or is kept for a while. As many are kept as the queue has room for: the rest overruns it.
+    /// A completion has come: it goes into the queue, or is kept for a while. As many are kept as the queue
+    /// has room for: the rest overruns it.
     pub(crate) fn comes(&self, queue: &CompletionQueue, completion: Completion, solicited: bool) {
         let mut held = self.lock();
         let is_behind = held.queues.contains_key(&work_queue(&completion));

@@ -1,8 +1,9 @@
-//! The access layer of adverb: devices, protection domains, memory regions, completion queues, queue pairs, events and connection management. It has the
-//! semantics of the verbs (rdma-core's man pages), and is generic over the [`transport`] below.
+//! The access layer of adverb: devices, protection domains, memory regions, completion queues, queue pairs,
+//! events and connection management. It has the semantics of the verbs (rdma-core's man pages), and is
+//! generic over the [`transport`] below.
 //!
-//! Front ends (the C libraries, the Rust API) call [`engine::install`] once with the transports of the build, then start at
-//! [`device::Device::all`].
+//! Front ends (the C libraries, the Rust API) call [`engine::install`] once with the transports of the build,
+//! then start at [`device::Device::all`].
 
 pub mod address_handle;
 mod arming;

@@ -2,13 +2,13 @@
 //!
 //! A thread that has taken the lock many times in a row becomes its *favourite*: from then on it takes the
 //! lock and lets go by plain stores. So no locked instruction delays its stores on the way to the other
-//! processor. Another thread that wants the lock revokes that. It takes the *lock word*, stores that there is no
-//! favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits
+//! processor. Another thread that wants the lock revokes that. It takes the *lock word*, stores that there is
+//! no favourite any more, and has all threads of the process pass a barrier (`crate::barrier`). Then it waits
 //! until the former favourite has let go. Each time that this happens, more takings in a row are wanted for
 //! the next favour, so that a lock of two busy threads is soon an ordinary one.
 //!
-//! Without a favourite the lock word alone is the lock: one exchange, and a plain store to let go. A thread that
-//! finds the lock taken spins for a moment, then counts itself among the sleepers and sleeps. The holder
+//! Without a favourite the lock word alone is the lock: one exchange, and a plain store to let go. A thread
+//! that finds the lock taken spins for a moment, then counts itself among the sleepers and sleeps. The holder
 //! frees the word, then looks whether there are sleepers. Its processor may execute that load before the
 //! store that frees the word. Then the holder wakes no thread. So a sleep lasts [`SLEEP`] at most. `model`
 //! checks all but the sleep.

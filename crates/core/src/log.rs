@@ -1,9 +1,9 @@
-//! `ADVERB_LOG`: lines of the engine, to standard error or a file. Silent unless asked, except about a variable of ours with a wrong value or name. Never
-//! on the fast path.
+//! `ADVERB_LOG`: lines of the engine, to standard error or a file. Silent unless asked, except about a
+//! variable of ours with a wrong value or name. Never on the fast path.
 //!
-//! In a program of `adverb run` the engine warns where the user has set no level ([`UNASKED`]). Such a program may know nothing of us, so it must not
-//! notice more than lines among its errors. A line never waits for room, goes only to the standard error of the first verbs call, and there are few
-//! ([`WarningOutput`]).
+//! In a program of `adverb run` the engine warns where the user has set no level ([`UNASKED`]). Such a
+//! program may know nothing of us, so it must not notice more than lines among its errors. A line never waits
+//! for room, goes only to the standard error of the first verbs call, and there are few ([`WarningOutput`]).
 
 use crate::cancel::CancellationGuard;
 use crate::setting;
@@ -17,11 +17,12 @@ mod unasked;
 
 use unasked::WarningOutput;
 
-/// The value of `ADVERB_LOG` that `adverb run` sets where the user has set no level. Behind it and a colon stands which file is the standard error of
-/// `adverb run`.
+/// The value of `ADVERB_LOG` that `adverb run` sets where the user has set no level. Behind it and a colon
+/// stands which file is the standard error of `adverb run`.
 pub const UNASKED: &str = "unasked";
 
-/// The value of `ADVERB_LOG` for a process whose user has set no level, and whose standard error is that of this process ([`UNASKED`]).
+/// The value of `ADVERB_LOG` for a process whose user has set no level, and whose standard error is that of
+/// this process ([`UNASKED`]).
 pub fn unasked() -> String {
     match unasked::name(libc::STDERR_FILENO) {
         Some(name) => format!("{UNASKED}:{name}"),
@@ -153,7 +154,8 @@ fn put(name: &str, text: Arguments<'_>, unasked: fn(&WarningOutput, &str) -> std
     };
 }
 
-/// One system call without a lock, which a child of fork might find taken; a program may live longer than the process that reads its errors.
+/// One system call without a lock, which a child of fork might find taken; a program may live longer than the
+/// process that reads its errors.
 fn write_to(fd: libc::c_int, line: &[u8]) -> std::io::Result<()> {
     without_sigpipe(|| {
         // SAFETY: bytes that are borrowed.

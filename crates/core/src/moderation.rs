@@ -1,5 +1,5 @@
-//! Fewer events for many completions (ibv_modify_cq(3)): an armed completion queue tells its channel only after so many completions, or so
-//! long after the first of them.
+//! Fewer events for many completions (ibv_modify_cq(3)): an armed completion queue tells its channel only
+//! after so many completions, or so long after the first of them.
 
 use crate::cq::CompletionQueue;
 use crate::reactor::{Readiness, Source};

@@ -1,8 +1,11 @@
-//! The null transport: queue pairs of one process that are connected in memory, for tests of the layers above transports.
+//! The null transport: queue pairs of one process that are connected in memory, for tests of the layers above
+//! transports.
 //!
-//! There are two devices: `null0` with iWARP's rules of connecting, and `nullib0`, whose queue pairs attributes connect, with the unreliable services and
-//! multicast beside. Both have the whole set of operations. The thread that holds the queue pair's transmit lock executes a request within the call that
-//! posts it; nothing is ever in flight. Locks are taken in the order transmit, receive, and no sink is called while one is held.
+//! There are two devices: `null0` with iWARP's rules of connecting, and `nullib0`, whose queue pairs
+//! attributes connect, with the unreliable services and multicast beside. Both have the whole set of
+//! operations. The thread that holds the queue pair's transmit lock executes a request within the call that
+//! posts it; nothing is ever in flight. Locks are taken in the order transmit, receive, and no sink is called
+//! while one is held.
 
 mod connections;
 mod execute;
@@ -367,8 +370,8 @@ pub(crate) mod tests {
 
     crate::conformance_tests!(site());
 
-    /// Causes that depend on the instant or on services that no transport has: the transport says how the request ended, and the memory is fine when it is
-    /// looked at.
+    /// Causes that depend on the instant or on services that no transport has: the transport says how the
+    /// request ended, and the memory is fine when it is looked at.
     #[test]
     fn the_status_that_a_transport_gives_becomes_the_cause() {
         for (status, cause) in [

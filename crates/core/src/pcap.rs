@@ -1,8 +1,9 @@
-//! `ADVERB_PCAP=FILE`: the packets on every path, as a pcapng file that Wireshark reads. `%p` in the name becomes the process id.
+//! `ADVERB_PCAP=FILE`: the packets on every path, as a pcapng file that Wireshark reads. `%p` in the name
+//! becomes the process id.
 //!
-//! An ordinary user cannot capture, so the engine writes what it sends and receives itself. A stream has no packets here: segments
-//! are made for it, with true addresses, ports and sequence numbers. Several processes may append to one file: each block is one
-//! write, and all sections describe the same kind of interface.
+//! An ordinary user cannot capture, so the engine writes what it sends and receives itself. A stream has no
+//! packets here: segments are made for it, with true addresses, ports and sequence numbers. Several processes
+//! may append to one file: each block is one write, and all sections describe the same kind of interface.
 
 use crate::cancel::CancellationGuard;
 use crate::memory;
@@ -55,7 +56,8 @@ fn open() -> bool {
 
 const RAW_IP: u16 = 101;
 
-/// Section header and one interface of raw IP packets, times in nanoseconds (draft-ietf-opsawg-pcapng, sections 4.1, 4.2).
+/// Section header and one interface of raw IP packets, times in nanoseconds (draft-ietf-opsawg-pcapng,
+/// sections 4.1, 4.2).
 fn preamble() -> Vec<u8> {
     let mut section = Vec::new();
     section.extend_from_slice(&0x1a2b_3c4d_u32.to_le_bytes());
@@ -88,7 +90,8 @@ pub fn packet(parts: &[&[u8]]) {
     packet_cut(parts, 0);
 }
 
-/// Writes one IP packet, whose bytes are the parts in order, and `missing` bytes behind them that are not written.
+/// Writes one IP packet, whose bytes are the parts in order, and `missing` bytes behind them that are not
+/// written.
 fn packet_cut(parts: &[&[u8]], missing: usize) {
     let Some(mut file) = FILE.get() else { return };
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);
@@ -185,7 +188,8 @@ impl TcpTrace {
 /// The longest payload of a UDP datagram over IPv4.
 const LONGEST: usize = u16::MAX as usize - 20 - 8;
 
-/// Writes a UDP datagram, whose payload had `missing` bytes more. `identification` is that of its IPv4 header, where it is known.
+/// Writes a UDP datagram, whose payload had `missing` bytes more. `identification` is that of its IPv4
+/// header, where it is known.
 pub fn datagram(from: SocketAddr, to: SocketAddr, identification: u16, payload: &[u8], missing: usize) {
     if FILE.get().is_none() {
         return;

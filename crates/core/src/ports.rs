@@ -1,6 +1,8 @@
-//! The ports of open devices, while interfaces of the host come, go and change: programs hear of it by asynchronous events.
+//! The ports of open devices, while interfaces of the host come, go and change: programs hear of it by
+//! asynchronous events.
 //!
-//! One netlink socket tells the background thread of a change. Each transport looks for itself at the effect on its ports.
+//! One netlink socket tells the background thread of a change. Each transport looks for itself at the effect
+//! on its ports.
 
 use crate::device::Device;
 use crate::engine;
@@ -14,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The port of one of a transport's devices, as the transport sees it.
 pub trait Port: Send {
-    /// Interfaces have changed, perhaps this port's. Returns the events for the programs of the device, in order. Called by one thread at a time; devices
-    /// and queue pairs are not to be destroyed here.
+    /// Interfaces have changed, perhaps this port's. Returns the events for the programs of the device, in
+    /// order. Called by one thread at a time; devices and queue pairs are not to be destroyed here.
     fn look(&mut self) -> Vec<AsyncEventKind>;
 }
 
@@ -31,7 +33,8 @@ struct Watch {
 }
 
 impl Ports {
-    /// Looks at a device's port after each change from now on; once for each device. `port` says how, and is asked for only if that can be had.
+    /// Looks at a device's port after each change from now on; once for each device. `port` says how, and is
+    /// asked for only if that can be had.
     pub fn watch(&self, device: &Arc<Device>, port: impl FnOnce() -> Box<dyn Port>) {
         let Ok(engine) = engine::engine() else { return };
         let mut watch = self.lock();

@@ -11,7 +11,8 @@ pub fn fill(words: &mut [u64]) {
         match n {
             1.. => filled += n as usize,
             _ if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
-            // A kernel or a filter without getrandom(2): addresses and time are a poor source, but better than none.
+            // A kernel or a filter without getrandom(2): addresses and time are a poor source, but better
+            // than none.
             _ => {
                 let mut state =
                     std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |t| t.as_nanos() as u64)

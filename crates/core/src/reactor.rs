@@ -1,10 +1,11 @@
-//! The background thread: the one thread of an engine, which waits for descriptors and deadlines that no program thread is serving.
+//! The background thread: the one thread of an engine, which waits for descriptors and deadlines that no
+//! program thread is serving.
 //!
-//! It starts with the first registration, blocks all signals (but those of its own faults), and sleeps in epoll when nothing is
-//! to be done. Call-backs run on it without any lock of the reactor held.
+//! It starts with the first registration, blocks all signals (but those of its own faults), and sleeps in
+//! epoll when nothing is to be done. Call-backs run on it without any lock of the reactor held.
 //!
-//! The descriptors at which messages arrive are a set of their own within its set. A thread of the program may serve them in its place while that thread
-//! sleeps for an event ([`Reactor::begin_duty`], `duty`).
+//! The descriptors at which messages arrive are a set of their own within its set. A thread of the program
+//! may serve them in its place while that thread sleeps for an event ([`Reactor::begin_duty`], `duty`).
 
 use crate::containment;
 use crate::deadlines::Deadlines;
@@ -28,7 +29,8 @@ pub const READABLE: Readiness = libc::EPOLLIN as u32;
 pub const WRITABLE: Readiness = libc::EPOLLOUT as u32;
 /// The peer closed its direction: there is an end to be read behind the bytes that are there.
 pub const PEER_CLOSED: Readiness = libc::EPOLLRDHUP as u32;
-/// Report changes only: readiness that was reported, or came while it was not asked for, is not repeated until [`Reactor::modify`].
+/// Report changes only: readiness that was reported, or came while it was not asked for, is not repeated
+/// until [`Reactor::modify`].
 pub const EDGE: Readiness = libc::EPOLLET as u32;
 /// The descriptor failed or hung up; always reported.
 pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
@@ -37,8 +39,9 @@ pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
-    /// The descriptor is ready, in a thread of the program that has the background thread's duty ([`Reactor::begin_duty`]).
-    /// The source must not leave the work to threads that poll: no other thread watches.
+    /// The descriptor is ready, in a thread of the program that has the background thread's duty
+    /// ([`Reactor::begin_duty`]). The source must not leave the work to threads that poll: no other thread
+    /// watches.
     fn ready_on_duty(self: Arc<Self>, readiness: Readiness) {
         self.ready(readiness);
     }
@@ -154,7 +157,8 @@ impl Reactor {
         self.sources.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Serves `fd` when it is ready for `interest` (level-triggered, unless with [`EDGE`]; 0: only when it fails), until removed.
+    /// Serves `fd` when it is ready for `interest` (level-triggered, unless with [`EDGE`]; 0: only when it
+    /// fails), until removed.
     pub fn add(&'static self, fd: RawFd, interest: Readiness, source: Arc<dyn Source>) -> Result<Token> {
         self.register(fd, interest, source, 0)
     }
@@ -203,7 +207,8 @@ impl Reactor {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }
 
-    /// Takes the descriptor out of the background thread's sight until [`Reactor::resume`]: then its arrivals cost nothing.
+    /// Takes the descriptor out of the background thread's sight until [`Reactor::resume`]: then its arrivals
+    /// cost nothing.
     pub fn suspend(&self, token: Token, fd: RawFd) {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, token);
     }
@@ -252,8 +257,8 @@ impl Reactor {
         }
     }
 
-    /// The calling thread of the program is about to sleep for an event, and takes in packets in the background thread's place. None: another thread does,
-    /// or no packets can arrive.
+    /// The calling thread of the program is about to sleep for an event, and takes in packets in the
+    /// background thread's place. None: another thread does, or no packets can arrive.
     pub fn begin_duty(&'static self) -> Option<DutyGuard> {
         if !self.started.load(Ordering::Relaxed) {
             return None;
@@ -262,8 +267,8 @@ impl Reactor {
         Some(DutyGuard { reactor: self, turn: Some(turn), born: ForkGeneration::now() })
     }
 
-    /// The calling task of an async program is to take in packets in the background thread's place, whenever it waits. None: another task does, or no
-    /// packets can arrive.
+    /// The calling task of an async program is to take in packets in the background thread's place, whenever
+    /// it waits. None: another task does, or no packets can arrive.
     pub fn begin_task_duty(&'static self) -> Option<TaskDutyGuard> {
         let is_free = self.started.load(Ordering::Relaxed)
             && !self.has_task_duty.load(Ordering::Relaxed)
@@ -275,7 +280,8 @@ impl Reactor {
         self.duty.get_or_init(|| Duty::new(self, self))
     }
 
-    /// Calls `serve` for each descriptor with events at this moment, or for [`MOST_SERVED_AT_ONCE`] of them. How many there were.
+    /// Calls `serve` for each descriptor with events at this moment, or for [`MOST_SERVED_AT_ONCE`] of them.
+    /// How many there were.
     fn serve_arrivals(&self, serve: impl Fn(Token, RawFd, Arc<dyn Source>, Readiness)) -> usize {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST_SERVED_AT_ONCE];
         let (room, now) = (events.len(), 0);
@@ -354,8 +360,8 @@ impl Reactor {
                 }
                 self.serve(&events[..count]);
             }
-            // A deadline waits for a look at the descriptors that begins behind it: where this thread had no processor for a while, the answer that the
-            // deadline is for may have arrived.
+            // A deadline waits for a look at the descriptors that begins behind it: where this thread had no
+            // processor for a while, the answer that the deadline is for may have arrived.
             self.deadlines.take_due(&mut due, || looked);
             worked = !due.is_empty();
             if worked {
@@ -411,7 +417,8 @@ pub struct DutyGuard {
 }
 
 impl DutyGuard {
-    /// The descriptor that is readable while something has arrived; none (-1) where that is another thread's duty.
+    /// The descriptor that is readable while something has arrived; none (-1) where that is another thread's
+    /// duty.
     pub fn descriptor(&self) -> RawFd {
         if self.turn.is_some() { self.reactor.arrivals } else { -1 }
     }
@@ -436,11 +443,12 @@ impl Drop for DutyGuard {
     }
 }
 
-/// The role of the one task of an async program that takes in packets in the background thread's place while it waits. Until dropped.
+/// The role of the one task of an async program that takes in packets in the background thread's place while
+/// it waits. Until dropped.
 ///
-/// The task watches [`TaskDutyGuard::descriptor`] by its runtime. Woken, it looks for what it waits for, and then [serves the
-/// rest](TaskDutyGuard::serve_before_wait) before it waits
-/// again. A task that is woken and does not come back loses the duty after a moment, as one does that waits long.
+/// The task watches [`TaskDutyGuard::descriptor`] by its runtime. Woken, it looks for what it waits for, and
+/// then [serves the rest](TaskDutyGuard::serve_before_wait) before it waits again. A task that is woken and
+/// does not come back loses the duty after a moment, as one does that waits long.
 pub struct TaskDutyGuard {
     reactor: &'static Reactor,
     turn: Option<Turn>,
@@ -448,7 +456,8 @@ pub struct TaskDutyGuard {
 }
 
 impl TaskDutyGuard {
-    /// A descriptor that becomes readable when something arrives, whoever is on duty. To be watched for changes: it may stay readable.
+    /// A descriptor that becomes readable when something arrives, whoever is on duty. To be watched for
+    /// changes: it may stay readable.
     ///
     /// # Errors
     /// EMFILE.
@@ -461,8 +470,8 @@ impl TaskDutyGuard {
         })
     }
 
-    /// The task is about to wait: it takes in all packets that have arrived, and is on duty from now on, unless another thread of the program is. With
-    /// no lock held that a transport knows.
+    /// The task is about to wait: it takes in all packets that have arrived, and is on duty from now on,
+    /// unless another thread of the program is. With no lock held that a transport knows.
     pub fn serve_before_wait(&mut self) {
         // So many that others get their turn. What is left then is the background thread's.
         const TURNS: usize = 8;
@@ -494,7 +503,8 @@ impl Drop for TaskDutyGuard {
     }
 }
 
-/// epoll_pwait2(2) up to `deadline`, or epoll_wait(2) in whole milliseconds where the kernel has no such call.
+/// epoll_pwait2(2) up to `deadline`, or epoll_wait(2) in whole milliseconds where the kernel has no such
+/// call.
 fn wait(epoll: RawFd, events: &mut [libc::epoll_event], deadline: Option<Instant>) -> usize {
     static OLD_KERNEL: AtomicBool = AtomicBool::new(false);
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

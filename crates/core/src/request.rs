@@ -108,12 +108,13 @@ pub struct SendRequest<'a> {
     pub remote_address: u64,
     /// The peer's key. Bind: the window's, with the lowest 8 bits that it is to have.
     pub rkey: u32,
-    /// Immediate data in network order as the program gave it, or the key to invalidate. Bind: the region's key.
+    /// Immediate data in network order as the program gave it, or the key to invalidate. Bind: the region's
+    /// key.
     pub immediate: u32,
     /// Atomics: the number to add, or to compare with. Flush and bind: a count of bytes.
     pub compare_add: u64,
-    /// Compare and swap: the number to store. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level. Bind: the
-    /// peers' rights ([`crate::memory::Access`]).
+    /// Compare and swap: the number to store. Flush: the placement type (`enum ibv_placement_type`), and from
+    /// bit 8 on the selectivity level. Bind: the peers' rights ([`crate::memory::Access`]).
     pub swap: u64,
     /// XRC: number of the peer's shared receive queue.
     pub shared_queue: u32,
@@ -202,12 +203,14 @@ numbered! {
 }
 
 numbered! {
-    /// Why a request failed: `vendor_err` of its work completion. The numbers stay what they are; `docs/errors.md` explains each.
+    /// Why a request failed: `vendor_err` of its work completion. The numbers stay what they are;
+    /// `docs/errors.md` explains each.
     #[non_exhaustive]
     Cause: u32 {
         /// The request did not fail.
         None = 0,
-        /// The queue pair was in error, or went into it, before the request was done: look at the request that failed first.
+        /// The queue pair was in error, or went into it, before the request was done: look at the request
+        /// that failed first.
         Flushed = 0x001,
         /// There is no such local key, or no longer.
         LocalKey = 0x101,
@@ -229,7 +232,8 @@ numbered! {
         ReceiveTooSmall = 0x201,
         /// The message asked for something besides, which was refused.
         ReceiveInvalid = 0x202,
-        /// The peer found the request invalid: its receive was too small, its queue pair lacks the right, or too many reads were under way.
+        /// The peer found the request invalid: its receive was too small, its queue pair lacks the right, or
+        /// too many reads were under way.
         PeerInvalid = 0x301,
         /// The peer refused access to its memory.
         PeerAccess = 0x302,
@@ -406,7 +410,8 @@ bitflags! {
 pub struct Completion {
     /// The request's name in the program.
     pub wr_id: u64,
-    /// How the request ended; the other fields but `wr_id` and the queue pair number mean something only if well.
+    /// How the request ended; the other fields but `wr_id` and the queue pair number mean something only if
+    /// well.
     pub status: Status,
     /// The operation that has completed.
     pub opcode: CompletionOpcode,
@@ -426,8 +431,8 @@ pub struct Completion {
     pub service_level: u8,
     /// Path bits of the address that it was sent to (UD).
     pub path_bits: u8,
-    /// When the completion was reported, by [`clock::device`](crate::clock::device); only on a completion queue that
-    /// [wants it](crate::cq::CompletionQueue::want_timestamps).
+    /// When the completion was reported, by [`clock::device`](crate::clock::device); only on a completion
+    /// queue that [wants it](crate::cq::CompletionQueue::want_timestamps).
     pub timestamp: u64,
 }
 

@@ -1,5 +1,6 @@
-//! Receive side scaling: a raw packet queue pair that spreads its frames over work queues by a hash of their headers (ibv_create_wq(3),
-//! ibv_create_rwq_ind_table(3), ibv_create_qp_ex(3)). A work queue is a shared receive queue with a completion queue of its own.
+//! Receive side scaling: a raw packet queue pair that spreads its frames over work queues by a hash of their
+//! headers (ibv_create_wq(3), ibv_create_rwq_ind_table(3), ibv_create_qp_ex(3)). A work queue is a shared
+//! receive queue with a completion queue of its own.
 
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -72,7 +73,8 @@ impl IndirectionTable {
     /// A table of these queues, of which one may stand at several places. Their number is a power of two.
     ///
     /// # Errors
-    /// EINVAL for another number or more than [`MOST_ENTRIES`], and for queues of another context or no work queues.
+    /// EINVAL for another number or more than [`MOST_ENTRIES`], and for queues of another context or no work
+    /// queues.
     pub fn new(context: &Arc<Context>, queues: Vec<Arc<SharedReceiveQueue>>) -> Result<Arc<Self>> {
         let fit = |queue: &Arc<SharedReceiveQueue>| {
             Arc::ptr_eq(queue.context(), context) && queue.completion_queue().is_some()

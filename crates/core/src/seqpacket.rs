@@ -1,9 +1,11 @@
-//! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their process, without a trace in
-//! the file system.
+//! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their
+//! process, without a trace in the file system.
 //!
-//! Any process of the network namespace connects, and passes any descriptor. To close one may take as long as its sender wishes, and to close a socket closes
-//! the descriptors of the messages that wait in it. So sockets take in no descriptors where none are expected, from Linux 6.16 on. Nothing is received from
-//! other users that comes with descriptors. Sockets with such messages, and descriptors that are not wanted, go to the closing thread ([`crate::closing`]).
+//! Any process of the network namespace connects, and passes any descriptor. To close one may take as long as
+//! its sender wishes, and to close a socket closes the descriptors of the messages that wait in it. So
+//! sockets take in no descriptors where none are expected, from Linux 6.16 on. Nothing is received from other
+//! users that comes with descriptors. Sockets with such messages, and descriptors that are not wanted, go to
+//! the closing thread ([`crate::closing`]).
 
 use crate::closing;
 use crate::descriptor;
@@ -36,7 +38,8 @@ fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (raw, length as libc::socklen_t)
 }
 
-/// A socket that a child of fork closes. No thread waits for its close, also if other processes have sent descriptors.
+/// A socket that a child of fork closes. No thread waits for its close, also if other processes have sent
+/// descriptors.
 struct Socket {
     fd: RawFd,
     born: ForkGeneration,
@@ -65,7 +68,8 @@ impl Socket {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: fresh, and no other part of the process has it. Its close does not wait: it stays open under its new number.
+        // SAFETY: fresh, and no other part of the process has it. Its close does not wait: it stays open
+        // under its new number.
         let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
         Ok(Self { fd, born: ForkGeneration::now(), role })
@@ -177,7 +181,8 @@ impl Listener {
         if unsafe { libc::bind(socket.fd, (&raw const raw).cast(), length) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Connections have it from the listener: one that is let in may have got a message before anything is said of it.
+        // Connections have it from the listener: one that is let in may have got a message before anything is
+        // said of it.
         learn_senders(socket.fd);
         // SAFETY: our descriptor.
         if unsafe { libc::listen(socket.fd, BACKLOG) } != 0 {
@@ -202,8 +207,8 @@ fn overflow() -> libc::uid_t {
     })
 }
 
-/// Whether a process has the rights of its user, and not those in a namespace that it has made. False for a process that this one may not look at
-/// (ptrace(2)).
+/// Whether a process has the rights of its user, and not those in a namespace that it has made. False for a
+/// process that this one may not look at (ptrace(2)).
 fn is_in_our_user_namespace(process: libc::pid_t) -> bool {
     let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user"));
     match namespace("self") {
@@ -216,7 +221,8 @@ fn is_in_our_user_namespace(process: libc::pid_t) -> bool {
 /// Has the system name the sender of each message, as of the time of sending, by its real user.
 fn learn_senders(fd: RawFd) {
     let on: libc::c_int = 1;
-    // SAFETY: a descriptor of ours, and a live local of the length that is given. Without this no process is trusted.
+    // SAFETY: a descriptor of ours, and a live local of the length that is given. Without this no process is
+    // trusted.
     unsafe {
         libc::setsockopt(
             fd,
@@ -259,7 +265,8 @@ fn takes_descriptors(fd: RawFd) -> bool {
 /// Accepts a process that has connected to a listening descriptor, if one has.
 ///
 /// # Errors
-/// Those of accept(2); ENOBUFS while so many descriptors wait for their close that the process must bring no more.
+/// Those of accept(2); ENOBUFS while so many descriptors wait for their close that the process must bring no
+/// more.
 pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     if closing::is_full() && takes_descriptors(listener) {
         return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
@@ -284,8 +291,8 @@ pub type Descriptors = ArrayVec<PassedFd, MOST_DESCRIPTORS>;
 const MOST_DESCRIPTORS: usize = 3;
 /// Room for control messages with so many descriptors, in words.
 const CONTROL: usize = 8;
-/// Room, in words, for control messages with as many descriptors as the system passes (`SCM_MAX_FD`, 253), and with the sender's identity. In the receiving
-/// thread, the system closes descriptors that find no room.
+/// Room, in words, for control messages with as many descriptors as the system passes (`SCM_MAX_FD`, 253),
+/// and with the sender's identity. In the receiving thread, the system closes descriptors that find no room.
 const WHOLE_CONTROL: usize = 136;
 /// Room, in words, for the sender's identity alone.
 const SENDER_CONTROL: usize = 4;
@@ -304,10 +311,12 @@ const _: () = unsafe {
 pub struct Along {
     /// Descriptors, which are the receiver's now.
     pub descriptors: Descriptors,
-    /// Whether the sender was our user as it sent it: it may have been another one when it connected. Only told of connections that have come to us, and
-    /// of those that [learn their senders](Connection::learn_senders).
+    /// Whether the sender was our user as it sent it: it may have been another one when it connected. Only
+    /// told of connections that have come to us, and of those that [learn their
+    /// senders](Connection::learn_senders).
     pub is_same_user: bool,
-    /// The number of the process that has sent the message, if the system has named it; 0 if it has none here.
+    /// The number of the process that has sent the message, if the system has named it; 0 if it has none
+    /// here.
     pub sender: Option<libc::pid_t>,
 }
 
@@ -334,7 +343,8 @@ impl Connection {
         Self { socket, refuses_descriptors: false }
     }
 
-    /// Another user's process can pass no descriptors from now on. Messages from before are looked at as they are received.
+    /// Another user's process can pass no descriptors from now on. Messages from before are looked at as they
+    /// are received.
     fn distrust_others(&mut self) {
         if !self.is_same_user() {
             take_descriptors(self.fd(), false);
@@ -366,8 +376,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// This process's end of a pair of sockets for datagrams, whose other end other processes inherit. Each message names its sender. None passes descriptors, where the
-    /// system can prevent that.
+    /// This process's end of a pair of sockets for datagrams, whose other end other processes inherit. Each
+    /// message names its sender. None passes descriptors, where the system can prevent that.
     ///
     /// # Errors
     /// None, as long as the socket is open.
@@ -412,7 +422,8 @@ impl Connection {
     pub fn has_hung_up(&self) -> bool {
         let mut polled = libc::pollfd { fd: self.fd(), events: 0, revents: 0 };
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: one pollfd and a time, live locals; no signal mask. A system call of its own: no cancellation point.
+        // SAFETY: one pollfd and a time, live locals; no signal mask. A system call of its own: no
+        // cancellation point.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_ppoll,
@@ -454,8 +465,8 @@ impl Connection {
         self.credentials().map(|peer| peer.uid)
     }
 
-    /// The owner of the process at the other end, as of the time when it began to listen, or connected. If this process may have more rights than its user,
-    /// no process counts as [`Owner::Ourselves`].
+    /// The owner of the process at the other end, as of the time when it began to listen, or connected. If
+    /// this process may have more rights than its user, no process counts as [`Owner::Ourselves`].
     pub fn owner(&self) -> Owner {
         match self.credentials() {
             Some(peer) if Some(peer.uid) == own_user() => Owner::Ourselves,
@@ -464,8 +475,8 @@ impl Connection {
         }
     }
 
-    /// Whether memory may be shared with it. It must run as our user and in our user namespace, as far as we may look. The user must not be the one that
-    /// stands for all users without a number here.
+    /// Whether memory may be shared with it. It must run as our user and in our user namespace, as far as we
+    /// may look. The user must not be the one that stands for all users without a number here.
     pub fn may_share(&self) -> bool {
         // A process without a number is in a namespace that we do not see.
         self.is_same_user()
@@ -492,8 +503,8 @@ impl Connection {
         self.send_with(parts, &[])
     }
 
-    /// Sends a message of several parts, and descriptors of which the other process gets copies, or nothing. Never waits.
-    /// Errors are those of [`Connection::send`].
+    /// Sends a message of several parts, and descriptors of which the other process gets copies, or nothing.
+    /// Never waits. Errors are those of [`Connection::send`].
     ///
     /// # Panics
     /// If there are too many.
@@ -533,11 +544,12 @@ impl Connection {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives a message into `buffer`, with its descriptors and its sender. An empty message means that the other process has gone. Never waits.
+    /// Receives a message into `buffer`, with its descriptors and its sender. An empty message means that the
+    /// other process has gone. Never waits.
     ///
     /// # Errors
-    /// EAGAIN if there is none now. ECONNABORTED if it comes with descriptors and none are taken: another user's process has sent them, or too many wait for
-    /// their close. The connection has hung up then.
+    /// EAGAIN if there is none now. ECONNABORTED if it comes with descriptors and none are taken: another
+    /// user's process has sent them, or too many wait for their close. The connection has hung up then.
     pub fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Along)> {
         if (self.refuses_descriptors || closing::is_full())
             && peek(self.fd())? == NextMessage::WithDescriptors
@@ -549,7 +561,8 @@ impl Connection {
         Ok((&buffer[..count], along))
     }
 
-    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits. Errors are those of [`Connection::receive_with`].
+    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits. Errors are
+    /// those of [`Connection::receive_with`].
     pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
         self.receive_with(buffer).map(|(message, _)| message)
     }

@@ -12,18 +12,21 @@ unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
 }
 
-/// The value of an environment variable, unless the program runs with more rights than its user (secure_getenv(3)).
+/// The value of an environment variable, unless the program runs with more rights than its user
+/// (secure_getenv(3)).
 pub fn variable(name: &str) -> Option<String> {
     let name = CString::new(name).ok()?;
-    // SAFETY: a valid C string; the result is read at once, before anything could change the environment in this thread.
+    // SAFETY: a valid C string; the result is read at once, before anything could change the environment in
+    // this thread.
     unsafe {
         let value = secure_getenv(name.as_ptr());
         if value.is_null() { None } else { Some(CStr::from_ptr(value).to_string_lossy().into_owned()) }
     }
 }
 
-/// A variable that users set, and the parser by which the engine reads it, too. To the engine, a value that it does not know means that the variable is not
-/// set, or as much as can be made of it. The engine says so, once; the command refuses the value ([`wrong`]).
+/// A variable that users set, and the parser by which the engine reads it, too. To the engine, a value that
+/// it does not know means that the variable is not set, or as much as can be made of it. The engine says so,
+/// once; the command refuses the value ([`wrong`]).
 pub struct Setting {
     /// The variable.
     pub name: &'static str,
@@ -206,7 +209,8 @@ pub const FEATURES: [&str; 15] = [
     "wchan",
 ];
 
-/// Each variable whose value means nothing, and a line about it with the values that are allowed; `devices` are those of this build.
+/// Each variable whose value means nothing, and a line about it with the values that are allowed; `devices`
+/// are those of this build.
 pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
     let look = |setting: &Setting| {
         let text = variable(setting.name).filter(|text| !text.trim().is_empty())?;
@@ -251,7 +255,8 @@ impl Setting {
 /// The beginning of the names of all variables of the project.
 const PREFIX: &str = "ADVERB_";
 
-/// Names the folder with the files of a run, which the command makes. The preloaded library knows the variable by the same name.
+/// Names the folder with the files of a run, which the command makes. The preloaded library knows the
+/// variable by the same name.
 pub const COUNTER_FILES: &str = "ADVERB_FILES";
 
 /// Variables that the command sets for the programs that it starts.
@@ -260,8 +265,8 @@ const FROM_COMMAND: [&str; 4] = [COUNTER_FILES, "ADVERB_RECORD", "ADVERB_TRACE_S
 /// The beginning of the names of variables by which tests instruct their children.
 const OF_TESTS: &str = "ADVERB_TEST_";
 
-/// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be mistyped. The line names the nearest variable of
-/// ours, or all of them.
+/// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be
+/// mistyped. The line names the nearest variable of ours, or all of them.
 pub fn unknown() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mistyped = names.filter_map(|name| unknown_name(&name).filter(|_| variable(&name).is_some()));
@@ -313,13 +318,15 @@ fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
 
-/// The name of a file that this process writes, from the value of a variable: `%p` is the process id. A relative name counts from the folder that the
-/// program is in at its first verbs call. In programs of `adverb run`, which makes it absolute, it counts from the folder of the command.
+/// The name of a file that this process writes, from the value of a variable: `%p` is the process id. A
+/// relative name counts from the folder that the program is in at its first verbs call. In programs of
+/// `adverb run`, which makes it absolute, it counts from the folder of the command.
 pub fn file(name: &str) -> String {
     name.replace("%p", &std::process::id().to_string())
 }
 
-/// The value of a variable of ours for programs that may change their folder: with absolute names of files. None if it has none that is relative.
+/// The value of a variable of ours for programs that may change their folder: with absolute names of files.
+/// None if it has none that is relative.
 pub fn with_absolute_file(name: &str, value: &str, folder: &Path) -> Option<String> {
     let (before, file) = match name {
         "ADVERB_LOG" => value.split_once(':').map(|(level, file)| (format!("{level}:"), file))?,
@@ -378,7 +385,8 @@ fn within(text: &str) -> Option<WithinHost> {
     }
 }
 
-/// How connections and datagrams of RoCE between processes of one host and user go, as the user wants it ([`crate::memory::ways`] decides).
+/// How connections and datagrams of RoCE between processes of one host and user go, as the user wants it
+/// ([`crate::memory::ways`] decides).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithinHost {
     /// Through shared memory where that can be.
@@ -407,14 +415,16 @@ pub fn host_library() -> Option<String> {
     variable(HOST_DEVICES).filter(|text| text.starts_with('/'))
 }
 
-/// How long a thread may spin after real work, in microseconds: `ADVERB_SPIN`; by default 0 on up to two processors, else 20.
+/// How long a thread may spin after real work, in microseconds: `ADVERB_SPIN`; by default 0 on up to two
+/// processors, else 20.
 pub fn spin_microseconds() -> u32 {
     variable("ADVERB_SPIN").and_then(|text| microseconds(&text)).unwrap_or_else(|| {
         if std::thread::available_parallelism().map_or(1, |n| n.get()) <= 2 { 0 } else { 20 }
     })
 }
 
-/// Whether checksums are asked for: `ADVERB_CRC`. None if that is left to the engine. Always, if packets are damaged on purpose.
+/// Whether checksums are asked for: `ADVERB_CRC`. None if that is left to the engine. Always, if packets are
+/// damaged on purpose.
 pub fn checksums() -> Option<bool> {
     if wire::get().is_some_and(|wire| wire.damages()) {
         return Some(true);

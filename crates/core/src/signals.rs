@@ -1,5 +1,5 @@
-//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that does not come. Also how handlers of the
-//! program's affect a thread that waits.
+//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that
+//! does not come. Also how handlers of the program's affect a thread that waits.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FAULTS: [libc::c_int; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
-/// Keeps signals from the calling thread, and from the threads that it starts, until the mask is dropped in the thread that made it. Two kinds still
-/// come. One are faults of the threads' own instructions: without a handler, the kernel would end the process. The others are signals of the C
-/// library, which it cancels threads by, for one.
+/// Keeps signals from the calling thread, and from the threads that it starts, until the mask is dropped in
+/// the thread that made it. Two kinds still come. One are faults of the threads' own instructions: without a
+/// handler, the kernel would end the process. The others are signals of the C library, which it cancels
+/// threads by, for one.
 pub struct SignalMask {
     before: libc::sigset_t,
     // The mask is the thread's.
@@ -31,7 +32,8 @@ impl SignalMask {
         }
     }
 
-    /// The mask that the thread had. A thread that sleeps gives it to ppoll(2), which lets signals in while it sleeps, and at no other time.
+    /// The mask that the thread had. A thread that sleeps gives it to ppoll(2), which lets signals in while
+    /// it sleeps, and at no other time.
     pub fn before(&self) -> &libc::sigset_t {
         &self.before
     }
@@ -50,8 +52,8 @@ impl Drop for SignalMask {
     }
 }
 
-/// How the program's signal handlers end a system call that waits as read(2) does, on a descriptor without a time limit: handlers with SA_RESTART do not, the
-/// others do.
+/// How the program's signal handlers end a system call that waits as read(2) does, on a descriptor without a
+/// time limit: handlers with SA_RESTART do not, the others do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Interruption {
@@ -64,7 +66,8 @@ pub enum Interruption {
 }
 
 impl Interruption {
-    /// How the handlers are now that may run in a thread with this signal mask. It takes a system call for each signal.
+    /// How the handlers are now that may run in a thread with this signal mask. It takes a system call for
+    /// each signal.
     pub fn now(mask: &libc::sigset_t) -> Self {
         const SIGNALS: libc::c_int = 64;
         // SAFETY: a set that has been filled, and numbers of signals.
@@ -120,7 +123,8 @@ impl Interruptions {
         self.anew(&mask)
     }
 
-    /// How the handlers are now for a thread with this signal mask. [`Interruptions::lately`] says so from now on.
+    /// How the handlers are now for a thread with this signal mask. [`Interruptions::lately`] says so from
+    /// now on.
     pub fn anew(&self, mask: &libc::sigset_t) -> Interruption {
         const CALLS: u32 = 1024;
         let now = Interruption::now(mask);
@@ -129,13 +133,14 @@ impl Interruptions {
     }
 }
 
-/// Writes to a pipe or socket that has no reader any more, or into a file that may have no more bytes. That is an error, and no signal, however the process
-/// treats SIGPIPE and SIGXFSZ.
+/// Writes to a pipe or socket that has no reader any more, or into a file that may have no more bytes. That
+/// is an error, and no signal, however the process treats SIGPIPE and SIGXFSZ.
 ///
 /// # Errors
 /// Those of `write`.
 pub fn without_sigpipe<T>(write: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
-    // SAFETY: signal sets are plain data, filled before use, and as a time in live locals; the mask is the thread's, and changes back.
+    // SAFETY: signal sets are plain data, filled before use, and as a time in live locals; the mask is the
+    // thread's, and changes back.
     unsafe {
         let mut both: libc::sigset_t = std::mem::zeroed();
         let (mut pending, mut before, mut new) = (both, both, both);

@@ -29,14 +29,16 @@ pub struct SharedReceiveQueueAttributes {
 
 /// A shared receive queue. Thread-safe.
 ///
-/// Messages on many queue pairs take its receives at once and finish in any order. So places go from the free ones to the waiting ones, to a message, and
-/// back. The lock covers only these lists, never a copy or a call of other code.
+/// Messages on many queue pairs take its receives at once and finish in any order. So places go from the free
+/// ones to the waiting ones, to a message, and back. The lock covers only these lists, never a copy or a call
+/// of other code.
 pub struct SharedReceiveQueue {
     domain: Arc<ProtectionDomain>,
     number: u32,
     slots: GrowingSlots,
     places: Lock<Places>,
-    /// How many receives wait, and how many may be taken: for a look by another process, which must not take the lock from the threads that use it.
+    /// How many receives wait, and how many may be taken: for a look by another process, which must not take
+    /// the lock from the threads that use it.
     waiting: AtomicU32,
     room: AtomicU32,
     users: DependentCount,
@@ -69,7 +71,8 @@ struct Places {
 }
 
 impl SharedReceiveQueue {
-    /// A queue for at least `max_wr` receives of `max_sge` elements. The limit is not armed by creation, as the man page says.
+    /// A queue for at least `max_wr` receives of `max_sge` elements. The limit is not armed by creation, as
+    /// the man page says.
     ///
     /// # Errors
     /// EOPNOTSUPP if the device has none; EINVAL for sizes that it does not have; ENOMEM when it is full.
@@ -90,7 +93,8 @@ impl SharedReceiveQueue {
         Self::build(domain, sizes, None, allocator)
     }
 
-    /// A queue of XRC, for the messages of target queue pairs in `xrc_domain` that name it; its receives complete on `cq`.
+    /// A queue of XRC, for the messages of target queue pairs in `xrc_domain` that name it; its receives
+    /// complete on `cq`.
     ///
     /// # Errors
     /// As [`SharedReceiveQueue::new_in`]; EINVAL for objects of another context.
@@ -251,12 +255,13 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Changes the room to at least `max_wr` receives, and arms the limit (ibv_modify_srq(3)): one event when fewer than `limit` receives
-    /// wait; 0 disarms. If fewer wait already, the event comes at once.
+    /// Changes the room to at least `max_wr` receives, and arms the limit (ibv_modify_srq(3)): one event when
+    /// fewer than `limit` receives wait; 0 disarms. If fewer wait already, the event comes at once.
     ///
     /// # Errors
-    /// EINVAL for a limit beyond the queue's size, and for a size that the device does not have. EINVAL also for a size below the armed limit or the count
-    /// of incomplete receives. ENOMEM where the queue's allocator has no memory. Nothing has changed then.
+    /// EINVAL for a limit beyond the queue's size, and for a size that the device does not have. EINVAL also
+    /// for a size below the armed limit or the count of incomplete receives. ENOMEM where the queue's
+    /// allocator has no memory. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         self.born.check()?;
         let room = max_wr.map(|max_wr| Self::check_size(self.context(), max_wr)).transpose()?;
@@ -348,7 +353,8 @@ impl SharedReceiveQueue {
         self.lock().free.push(work.sequence as u32);
     }
 
-    /// Where receives complete, if that is the queue's own: of XRC, and of work queues. None once the program has destroyed it.
+    /// Where receives complete, if that is the queue's own: of XRC, and of work queues. None once the program
+    /// has destroyed it.
     pub fn completion_queue(&self) -> Option<&Arc<CompletionQueue>> {
         self.extended.as_ref().filter(|_| !self.retired.load(Ordering::Acquire)).map(|extended| &extended.cq)
     }
@@ -378,7 +384,8 @@ impl SharedReceiveQueue {
         let _quiet = domain.filter(|_| here).map(|domain| domain.members().exclude());
         // Posters come with the lock.
         let places = here.then(|| self.lock());
-        // SAFETY: no queue pair has the queue, or takes in a packet for it at this instant; and a child of fork only ever comes here.
+        // SAFETY: no queue pair has the queue, or takes in a packet for it at this instant; and a child of
+        // fork only ever comes here.
         let back = unsafe { self.slots.give_back() };
         drop((places, _quiet));
         drop(back);

@@ -1,4 +1,5 @@
-//! The atomics, fences, locks and cells of the code that `model` checks: the processor's and the system's, or those of the model checker.
+//! The atomics, fences, locks and cells of the code that `model` checks: the processor's and the system's, or
+//! those of the model checker.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{
@@ -17,7 +18,8 @@ pub(crate) use std::sync::{Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::thread::yield_now;
 
-/// A full fence behind a read-modify-write, or a store in the one order of all, of the same thread. On x86-64 that is a fence by itself.
+/// A full fence behind a read-modify-write, or a store in the one order of all, of the same thread. On x86-64
+/// that is a fence by itself.
 #[inline]
 pub(crate) fn fence_behind() {
     if cfg!(all(target_arch = "x86_64", not(loom))) {
@@ -27,8 +29,9 @@ pub(crate) fn fence_behind() {
     }
 }
 
-/// The cheap half of an asymmetric fence: keeps the compiler from moving a later load before an earlier store. That the processor does not either,
-/// the other half sees to, a barrier that the kernel has every thread pass. A model has no such pair, and gets full fences on both sides.
+/// The cheap half of an asymmetric fence: keeps the compiler from moving a later load before an earlier
+/// store. That the processor does not either, the other half sees to, a barrier that the kernel has every
+/// thread pass. A model has no such pair, and gets full fences on both sides.
 #[inline]
 pub(crate) fn light_fence() {
     #[cfg(loom)]

@@ -1,8 +1,8 @@
-//! The files in which the kernel shows RDMA devices, for the devices of this library (Documentation/ABI/stable/sysfs-class-infiniband and
-//! testing/sysfs-class-infiniband there).
+//! The files in which the kernel shows RDMA devices, for the devices of this library
+//! (Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-infiniband there).
 //!
-//! Counters belong to processes, so their files are there only where a process makes them anew ([`crate::counters::files`]): a zero that stays would be a
-//! lie.
+//! Counters belong to processes, so their files are there only where a process makes them anew
+//! ([`crate::counters::files`]): a zero that stays would be a lie.
 
 use crate::attributes::{Gid, GidKind, PortAttributes, TransportType, shown};
 use crate::counters::files;
@@ -29,7 +29,8 @@ pub enum Content {
     Link(String),
 }
 
-/// The version of the interface of `/dev/infiniband/uverbs*`, of its devices, and of `/dev/infiniband/umad*`, as the kernel has had them for years.
+/// The version of the interface of `/dev/infiniband/uverbs*`, of its devices, and of `/dev/infiniband/umad*`,
+/// as the kernel has had them for years.
 const VERBS_ABI: &str = "6";
 const DEVICE_ABI: &str = "1";
 const MAD_ABI: &str = "5";
@@ -40,16 +41,19 @@ const NUMBERS: (u32, u32) = (1, 3);
 /// The only P_Key: the default partition, full membership.
 const PKEYS: &str = "0xffff";
 
-/// The number of our first `uverbs` where the host's devices are shown, too: the kernel's own end before it (RDMA_MAX_PORTS).
+/// The number of our first `uverbs` where the host's devices are shown, too: the kernel's own end before it
+/// (RDMA_MAX_PORTS).
 const BESIDE_HOST: usize = 1024;
 
-/// The name of a device's file in `/dev/infiniband`, by its index; `beside_host`: the host's devices are shown, too.
+/// The name of a device's file in `/dev/infiniband`, by its index; `beside_host`: the host's devices are
+/// shown, too.
 pub fn verbs_name(index: usize, beside_host: bool) -> String {
     format!("uverbs{}", index + if beside_host { BESIDE_HOST } else { 0 })
 }
 
-/// Everything that stands there for these devices, in the order of their indices: absolute paths and contents. Folders that are not empty are
-/// not listed. `with_counters`: the files of counters, too. `beside_host`: as of [`verbs_name`].
+/// Everything that stands there for these devices, in the order of their indices: absolute paths and
+/// contents. Folders that are not empty are not listed. `with_counters`: the files of counters, too.
+/// `beside_host`: as of [`verbs_name`].
 // PRACTICE-FILES-1, PRACTICE-FILES-2
 pub fn entries(
     devices: &[(&Description, &dyn Transport)],

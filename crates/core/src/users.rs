@@ -1,4 +1,5 @@
-//! Counts the objects that depend on another, so that destroying in the wrong order answers EBUSY, and a limit is one.
+//! Counts the objects that depend on another, so that destroying in the wrong order answers EBUSY, and a
+//! limit is one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,6 @@
-//! Whether each packet is to be shown: to a capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), or a watcher that has been installed here (a trace).
-//! All are behind one look, so that the fast path pays for one branch. No transport knows which of them there are.
+//! Whether each packet is to be shown: to a capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), or a
+//! watcher that has been installed here (a trace). All are behind one look, so that the fast path pays for
+//! one branch. No transport knows which of them there are.
 
 use crate::log::{self, Level};
 use crate::pcap;
@@ -9,7 +10,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// One direction of a TCP connection. Both ends give it the same name, unless a translation of addresses lies between them.
+/// One direction of a TCP connection. Both ends give it the same name, unless a translation of addresses lies
+/// between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
     /// The address that bytes come from.
@@ -46,7 +48,8 @@ pub enum Answers {
     Place(u64),
 }
 
-/// A packet that has left or has come: of a stream, a segment. Within a host, it may be a record in its place.
+/// A packet that has left or has come: of a stream, a segment. Within a host, it may be a record in its
+/// place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Which way.
@@ -92,7 +95,8 @@ pub struct RequestStart {
 
 /// Sees packets. It is called under locks of the transport, and calls nothing of it.
 pub trait Packets: Send + Sync {
-    /// A packet passes, at this time of the device's clock. A packet that leaves has not arrived before that time.
+    /// A packet passes, at this time of the device's clock. A packet that leaves has not arrived before that
+    /// time.
     fn packet(&self, time: u64, packet: &Packet);
 
     /// A request begins.
@@ -108,7 +112,8 @@ const NO_OBSERVER: u8 = 1;
 const FRAMES: u8 = 2;
 const WATCHER_ALONE: u8 = 3;
 
-/// Shows all packets to `watcher` from now on. To be called before the first transport is there; the first call counts.
+/// Shows all packets to `watcher` from now on. To be called before the first transport is there; the first
+/// call counts.
 pub fn install(watcher: &'static dyn Packets) {
     if WATCHER.set(watcher).is_ok() {
         look();
@@ -124,7 +129,8 @@ pub fn packets() -> bool {
     }
 }
 
-/// Whether the capture or the log wants the bytes of packets, so that messages without packets must become packets.
+/// Whether the capture or the log wants the bytes of packets, so that messages without packets must become
+/// packets.
 #[inline]
 pub fn frames() -> bool {
     match STATE.load(Ordering::Relaxed) {

@@ -1,8 +1,9 @@
-//! Faults of packets (`adverb run --fault`): a [`Wire`] loses, delays, repeats or damages packets of a transport before they leave, and before they are
-//! taken in when they have come. A process without one has no such faults.
+//! Faults of packets (`adverb run --fault`): a [`Wire`] loses, delays, repeats or damages packets of a
+//! transport before they leave, and before they are taken in when they have come. A process without one has
+//! no such faults.
 //!
-//! The transports ask at the place where packets meet the network, so a capture shows packets as they were on the wire. Connections within the host go by
-//! the network then, too.
+//! The transports ask at the place where packets meet the network, so a capture shows packets as they were on
+//! the wire. Connections within the host go by the network then, too.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -123,7 +124,8 @@ pub trait Wire: Send + Sync {
 
 static WIRE: OnceLock<&'static dyn Wire> = OnceLock::new();
 
-/// Has all transports ask `wire` from now on. To be called before the first of them is there; the first call counts.
+/// Has all transports ask `wire` from now on. To be called before the first of them is there; the first call
+/// counts.
 pub fn install(wire: &'static dyn Wire) {
     let _ = WIRE.set(wire);
 }

@@ -1,9 +1,10 @@
-//! Extended reliable connections (XRC; the InfiniBand Architecture Specification, volume 1, annex A14): domains, in which connections and
-//! shared receive queues come together.
+//! Extended reliable connections (XRC; the InfiniBand Architecture Specification, volume 1, annex A14):
+//! domains, in which connections and shared receive queues come together.
 //!
-//! A *target* queue pair has no queues, no completion queue and no protection domain of its own. Each message names a shared receive queue of its domain,
-//! and uses those of that queue. So the domain has a protection domain and a completion queue that no program sees; polls of a shared receive queue's
-//! completion queue drive the latter's lanes, too.
+//! A *target* queue pair has no queues, no completion queue and no protection domain of its own. Each message
+//! names a shared receive queue of its domain, and uses those of that queue. So the domain has a protection
+//! domain and a completion queue that no program sees; polls of a shared receive queue's completion queue
+//! drive the latter's lanes, too.
 
 use crate::cq::{CompletionQueue, Lane};
 use crate::device::{Context, Seat};
@@ -29,7 +30,8 @@ pub struct XrcDomainOptions {
     pub exclusive: bool,
 }
 
-/// An open XRC domain (ibv_open_xrcd(3)). The domain itself lives as long as the program has a handle of it open.
+/// An open XRC domain (ibv_open_xrcd(3)). The domain itself lives as long as the program has a handle of it
+/// open.
 ///
 /// Domains are this process's own: the file of one that another process has made names none here.
 pub struct XrcDomain {
@@ -57,8 +59,8 @@ impl XrcDomain {
     /// Opens the domain of a file, or a new one.
     ///
     /// # Errors
-    /// As Linux: EAGAIN if there is none and none shall be made; EINVAL if there is one and `exclusive` is wanted; EOPNOTSUPP
-    /// if the device has no XRC.
+    /// As Linux: EAGAIN if there is none and none shall be made; EINVAL if there is one and `exclusive` is
+    /// wanted; EOPNOTSUPP if the device has no XRC.
     pub fn open(context: &Arc<Context>, options: XrcDomainOptions) -> Result<Arc<Self>> {
         context.born.check()?;
         if !context.attributes().services.contains(&Service::XrcReceive) {
@@ -97,7 +99,8 @@ impl XrcDomain {
         self.seat.context()
     }
 
-    /// Shared receive queues and target queue pairs that were made or opened with it: closing is EBUSY while there are any.
+    /// Shared receive queues and target queue pairs that were made or opened with it: closing is EBUSY while
+    /// there are any.
     pub fn users(&self) -> &DependentCount {
         &self.users
     }
@@ -112,8 +115,8 @@ impl XrcDomain {
         found.ok_or_else(|| Error::invalid(format!("the XRC domain has no target queue pair {number:#x}")))
     }
 
-    /// The program closes the domain (ibv_close_xrcd(3)): the context may go, though a queue pair that is still ending may hold the domain a
-    /// little longer.
+    /// The program closes the domain (ibv_close_xrcd(3)): the context may go, though a queue pair that is
+    /// still ending may hold the domain a little longer.
     ///
     /// # Errors
     /// EBUSY while there are [users](Self::users).
@@ -135,7 +138,8 @@ impl XrcDomain {
 }
 
 impl Members {
-    /// The members as they are; none of them goes while this is held, which must not be for a second time in one thread.
+    /// The members as they are; none of them goes while this is held, which must not be for a second time in
+    /// one thread.
     pub(crate) fn hold(&self) -> RwLockReadGuard<'_, Lists> {
         self.lists.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,9 @@
-//! A thread that sleeps for an event takes in what arrives, in the background thread's place, and the background thread does so whenever no thread can.
+//! A thread that sleeps for an event takes in what arrives, in the background thread's place, and the
+//! background thread does so whenever no thread can.
 //!
-//! What arrives here is a ring of an event descriptor, which stands for what a transport has there, and completes in a queue. Signal handlers are the
-//! process's, so each case with such handlers is a process of its own.
+//! What arrives here is a ring of an event descriptor, which stands for what a transport has there, and
+//! completes in a queue. Signal handlers are the process's, so each case with such handlers is a process of
+//! its own.
 
 use adverb_core::conformance::{Site, TEST_TIMEOUT};
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
@@ -25,7 +27,8 @@ struct Arrivals {
     queue: Arc<CompletionQueue>,
     /// The names of the threads that have taken it in.
     taken_in: Mutex<mpsc::Sender<String>>,
-    /// The signal that comes to a waiter while it takes in what arrives next, which completes nothing then; 0: none.
+    /// The signal that comes to a waiter while it takes in what arrives next, which completes nothing then;
+    /// 0: none.
     signal: AtomicI32,
 }
 
@@ -216,7 +219,8 @@ fn a_task_on_duty_takes_in_what_arrives() {
         while !is_readable(&descriptor) && world.queue.waiting() == 0 {
             std::thread::yield_now();
         }
-        // A background thread on duty would take it in within this time, as a rule. It looks after a task four times as long.
+        // A background thread on duty would take it in within this time, as a rule. It looks after a task
+        // four times as long.
         let woken = Instant::now();
         while woken.elapsed() < Duration::from_micros(100) {
             std::hint::spin_loop();
@@ -302,7 +306,8 @@ fn in_a_process(test: &str) -> bool {
 }
 
 fn handle(signal: libc::c_int, flags: libc::c_int, handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: all zeros is an empty mask and no flags; the handlers here make no calls but such as a handler may make.
+    // SAFETY: all zeros is an empty mask and no flags; the handlers here make no calls but such as a handler
+    // may make.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;
@@ -507,7 +512,8 @@ fn a_thread_that_is_cancelled_leaves_the_background_thread_on_duty() {
     for round in 0..50 {
         world.arm();
         let (mut thread, mut result) = (0, std::ptr::null_mut());
-        // SAFETY: the ABI is that of C, but for the unwinding, which the thread's own end takes up; the channel lives until the thread is joined.
+        // SAFETY: the ABI is that of C, but for the unwinding, which the thread's own end takes up; the
+        // channel lives until the thread is joined.
         unsafe {
             let routine: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void =
                 std::mem::transmute(wait as extern "C-unwind" fn(_) -> _);

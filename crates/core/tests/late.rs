@@ -1,4 +1,5 @@
-//! Completions that come late ([`late`]): polls, events, resets and the end of a completion queue know of those that are kept.
+//! Completions that come late ([`late`]): polls, events, resets and the end of a completion queue know of
+//! those that are kept.
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape, TEST_TIMEOUT};
@@ -16,7 +17,8 @@ use std::time::Duration;
 
 const DEVICE: TransportFactory = TransportFactory { default: true, ..null::IB_FACTORY };
 
-/// Says by the name of a request how late it is: in its highest byte 1 for the milliseconds in the rest, 2 for an overtaking.
+/// Says by the name of a request how late it is: in its highest byte 1 for the milliseconds in the rest, 2
+/// for an overtaking.
 struct ByName;
 
 const AFTER: u64 = 1 << 56;
@@ -148,7 +150,8 @@ fn one_that_is_overtaken_comes_after_another_queue_pairs() {
     let (site, home) = home();
     let (pair, memory) = pair(&site, &home);
     let (other, its) = self::pair(&site, &home);
-    // A third one completes where the first one does: by the same numbers as those, it is connected with itself.
+    // A third one completes where the first one does: by the same numbers as those, it is connected with
+    // itself.
     let queue = &pair.client.sends;
     let options = adverb_core::qp::QueuePairOptions {
         send_cq: queue.clone(),

@@ -1,4 +1,5 @@
-//! Requests that are carried out as they are posted, by an object of the transport ([`OneSided`]): beside requests that are queued, and until the program changes the queue pair.
+//! Requests that are carried out as they are posted, by an object of the transport ([`OneSided`]): beside
+//! requests that are queued, and until the program changes the queue pair.
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape};

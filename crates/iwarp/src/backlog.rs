@@ -1,5 +1,6 @@
-//! Connections that a listener holds for peers: those that have sent no request yet, and those whose request waits for the program's answer. Each kind has
-//! a bound of its own, so a peer that connects and then says nothing takes no place among the requests.
+//! Connections that a listener holds for peers: those that have sent no request yet, and those whose request
+//! waits for the program's answer. Each kind has a bound of its own, so a peer that connects and then says
+//! nothing takes no place among the requests.
 
 use crate::lock;
 use crate::startup::Greeting;
@@ -12,7 +13,8 @@ use std::sync::{Arc, Mutex, Weak};
 const LEAST_SILENT: usize = 64;
 const MOST_SILENT: usize = 1024;
 
-/// The backlog of a listener: connections that have sent no request yet, and requests that wait for the program's answer.
+/// The backlog of a listener: connections that have sent no request yet, and requests that wait for the
+/// program's answer.
 pub(crate) struct Backlog {
     /// Has one more holder for each request that waits for an answer.
     requests: Arc<()>,
@@ -32,8 +34,8 @@ impl Backlog {
         Self { requests: Arc::new(()), most, silent: Mutex::default() }
     }
 
-    /// A connection has been taken in that has sent nothing yet. If there are too many of those, one gives way: the oldest of the peer that
-    /// has the most.
+    /// A connection has been taken in that has sent nothing yet. If there are too many of those, one gives
+    /// way: the oldest of the peer that has the most.
     // RFC5042-6.4.1-1
     pub(crate) fn add_silent(&self, peer: IpAddr, greeting: &Arc<Greeting>) {
         let mut silent = lock(&self.silent);

@@ -1,7 +1,8 @@
 //! A message that has come before the program has posted its receive waits for that, for a bounded time.
 //!
-//! Nothing behind the message is taken in meanwhile, so TCP's window closes and the peer waits, too. Posting a receive is to cost nothing. So the
-//! background thread looks for the receive, by the timer here; polls look, too, but not those of lanes with many connections.
+//! Nothing behind the message is taken in meanwhile, so TCP's window closes and the peer waits, too. Posting
+//! a receive is to cost nothing. So the background thread looks for the receive, by the timer here; polls
+//! look, too, but not those of lanes with many connections.
 
 use crate::endpoint::Endpoint;
 use adverb_core::reactor::{READABLE, Readiness, Source};
@@ -12,9 +13,11 @@ use std::time::Duration;
 /// How long a message waits for its receive; then the connection ends. The fuzzer's program posts none later.
 const RECEIVE_TIMEOUT: Duration =
     if cfg!(any(test, fuzzing)) { Duration::ZERO } else { Duration::from_secs(2) };
-/// More time than this does not count between two looks: the process was stopped, and its program could post nothing.
+/// More time than this does not count between two looks: the process was stopped, and its program could post
+/// nothing.
 const MOST_BETWEEN: Duration = Duration::from_millis(20);
-/// The pauses between the background thread's looks: the first, and the longest. The longer a message has waited, the longer they are.
+/// The pauses between the background thread's looks: the first, and the longest. The longer a message has
+/// waited, the longer they are.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(16)];
 
 /// How long a message has waited so far.
@@ -59,13 +62,15 @@ impl Behind {
         Arc::new(Self { endpoint, looks: AtomicBool::new(false) })
     }
 
-    /// A message of `endpoint` waits: the background thread looks in a moment. Called by a thread that has taken in the message.
+    /// A message of `endpoint` waits: the background thread looks in a moment. Called by a thread that has
+    /// taken in the message.
     #[cold]
     pub(crate) fn look_soon(self: &Arc<Self>, endpoint: &Endpoint, wait: Wait) {
         if self.looks.swap(true, Ordering::SeqCst) {
             return;
         }
-        // The timer may run out on the background thread before this thread goes on. `timeout` has set `looks` to false then, so success stores nothing here.
+        // The timer may run out on the background thread before this thread goes on. `timeout` has set
+        // `looks` to false then, so success stores nothing here.
         if endpoint.queues.engine.reactor.set_timer(wait.pause(), self.clone()).is_err() {
             // Polls and the next arrival remain.
             self.looks.store(false, Ordering::SeqCst);

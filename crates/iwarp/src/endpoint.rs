@@ -1,7 +1,8 @@
 //! The endpoint: one queue pair's connection, from its start to its end.
 //!
-//! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. The thread that ends the connection takes
-//! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
+//! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. The
+//! thread that ends the connection takes `rx` first, then `tx`, and waits for them; a holder of `tx` never
+//! waits for `rx`.
 
 mod by_channel;
 mod ending;
@@ -104,26 +105,31 @@ pub(crate) struct Endpoint {
     pub(crate) reads: Mutex<OutstandingReads<ReadSink>>,
     /// Reads and atomics that the peer waits for.
     pub(crate) inbound: Mutex<InboundReads>,
-    /// Whether `inbound` may have some, so that the sending thread need not take its lock. The receiving thread sets it after one is queued. The sending
-    /// thread clears it with that lock, when none is left.
+    /// Whether `inbound` may have some, so that the sending thread need not take its lock. The receiving
+    /// thread sets it after one is queued. The sending thread clears it with that lock, when none is left.
     pub(crate) has_inbound: AtomicBool,
-    /// Bytes of the peer's reads may not have been taken from memory yet. Changes with the receive lock alone.
+    /// Bytes of the peer's reads may not have been taken from memory yet. Changes with the receive lock
+    /// alone.
     pub(crate) has_untaken: AtomicBool,
-    /// Bytes that our own reads wait for. The sending thread adds a read's, the receiving thread subtracts them.
+    /// Bytes that our own reads wait for. The sending thread adds a read's, the receiving thread subtracts
+    /// them.
     pub(crate) reading: AtomicU64,
-    /// A round begins before the sending thread hands bytes to the system or to the peer's memory, and ends once their completions are reported. A receiving
-    /// thread puts off bytes that come meanwhile, so that an answer is never seen before its request's completion.
+    /// A round begins before the sending thread hands bytes to the system or to the peer's memory, and ends
+    /// once their completions are reported. A receiving thread puts off bytes that come meanwhile, so that an
+    /// answer is never seen before its request's completion.
     // PRACTICE-ORDER-1
     pub(crate) rounds: Rounds,
-    /// Counts the calls of `transmit`. A thread calls, counts, and then tries `tx`. The thread that has `tx` looks at the count again after it lets go.
+    /// Counts the calls of `transmit`. A thread calls, counts, and then tries `tx`. The thread that has `tx`
+    /// looks at the count again after it lets go.
     rings: Rings,
     posts: Posts,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
     /// Whether the peer has sent a frame.
     heard: AtomicBool,
-    /// Whether requests wait for room in the socket, or for uses of the bytes of a key. The sending thread sets it before the attempt that finds no room,
-    /// so that the background thread, at the edge that tells of room, finds it set.
+    /// Whether requests wait for room in the socket, or for uses of the bytes of a key. The sending thread
+    /// sets it before the attempt that finds no room, so that the background thread, at the edge that tells
+    /// of room, finds it set.
     pub(crate) is_full: AtomicBool,
     /// This process's connections within the host.
     pub(crate) host: Arc<LocalHost>,
@@ -137,23 +143,26 @@ pub(crate) struct Endpoint {
     to_ring: Mutex<Vec<Arc<Channel>>>,
     /// The peer has sent more through shared memory than it may: the connection ends.
     refuses_peer: AtomicBool,
-    /// Messages through shared memory may wait in the inbox. A thread that puts one in sets this afterwards. A thread with the receive lock clears it
-    /// and then looks into the inbox.
+    /// Messages through shared memory may wait in the inbox. A thread that puts one in sets this afterwards.
+    /// A thread with the receive lock clears it and then looks into the inbox.
     waits: AtomicBool,
     /// There is a connection, and its peer sends all messages by TCP: polls must look at its socket.
     needs_socket: AtomicBool,
-    /// Long operations in the peer's memory are under way: polls and the background thread carry them on in turns. Changes with the transmit lock.
+    /// Long operations in the peer's memory are under way: polls and the background thread carry them on in
+    /// turns. Changes with the transmit lock.
     is_copying: AtomicBool,
     /// No thread that posts or polls waits for the transmit lock, so none leaves notes here.
     pub(crate) busy: Busy,
-    /// Has the background thread send and receive for threads that found a lock taken by a post that carries its request out at once.
+    /// Has the background thread send and receive for threads that found a lock taken by a post that carries
+    /// its request out at once.
     catches_up: Arc<CatchUp>,
     this: Weak<Endpoint>,
     /// Looks after messages that wait for their receives.
     behind: Arc<Behind>,
     /// The background thread found the receive lock taken: its holder looks again.
     missed: WorkNote,
-    /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and no other edge will come.
+    /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and
+    /// no other edge will come.
     pub(crate) is_ending: AtomicBool,
     /// False once the queue pair is being destroyed. Held while a connection begins.
     usable: Mutex<bool>,
@@ -172,7 +181,8 @@ struct Link {
     established: Option<ConnectionParameters>,
     /// Ends the wait for that frame.
     first_frame_timer: Option<Timer>,
-    /// A thread is reporting the establishment at this instant. The same thread then reports the end, too, so that they come in order.
+    /// A thread is reporting the establishment at this instant. The same thread then reports the end, too, so
+    /// that they come in order.
     reporting: bool,
     ended: Option<i32>,
     /// Where processes of this host find the connection.
@@ -294,8 +304,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes in the bytes and messages that have arrived. If another thread has the receive lock, this one goes away. The background thread leaves a note
-    /// before it tries the lock, and the holder looks for notes after it lets go. A poll leaves none: the next poll looks again.
+    /// Takes in the bytes and messages that have arrived. If another thread has the receive lock, this one
+    /// goes away. The background thread leaves a note before it tries the lock, and the holder looks for
+    /// notes after it lets go. A poll leaves none: the next poll looks again.
     #[inline]
     pub(crate) fn receive(&self, by: ReceivingThread) -> Receipt {
         let mut all = Receipt::default();
@@ -306,14 +317,15 @@ impl Endpoint {
             let Ok(mut guard) = self.rx.try_lock() else { return all };
             self.missed.begin();
             let Some(rx) = &mut *guard else {
-                // A thread may have brought a message while another one ended the connection. No message waits for that connection any more.
+                // A thread may have brought a message while another one ended the connection. No message
+                // waits for that connection any more.
                 self.waits.store(false, Ordering::SeqCst);
                 return all;
             };
             let taken = rx.take_in(self, by);
             if self.waits.load(Ordering::Relaxed) {
-                // Clear first, then look: a thread that brings a message puts it into the inbox first, and then sets `waits`. So the message is seen here, or
-                // `waits` is set after it was cleared.
+                // Clear first, then look: a thread that brings a message puts it into the inbox first, and
+                // then sets `waits`. So the message is seen here, or `waits` is set after it was cleared.
                 self.waits.store(false, Ordering::SeqCst);
                 if rx.has_waiting() {
                     self.waits.store(true, Ordering::SeqCst);
@@ -382,7 +394,8 @@ impl Endpoint {
         true
     }
 
-    /// Sends all that can be sent now. Then goes on with bytes that another thread has received meanwhile and put off.
+    /// Sends all that can be sent now. Then goes on with bytes that another thread has received meanwhile and
+    /// put off.
     #[inline]
     pub(crate) fn send(&self) {
         self.send_alone();
@@ -391,9 +404,10 @@ impl Endpoint {
         }
     }
 
-    /// Copies the bytes of the peer's reads that are not answered yet, before a later segment changes them. The caller has the receive lock. False if
-    /// another thread has the transmit lock: the bytes that came are put off, and that thread goes on with them after it lets go. `transmit` becomes true if
-    /// the caller is to send: threads that posted while this one had the transmit lock rely on it.
+    /// Copies the bytes of the peer's reads that are not answered yet, before a later segment changes them.
+    /// The caller has the receive lock. False if another thread has the transmit lock: the bytes that came
+    /// are put off, and that thread goes on with them after it lets go. `transmit` becomes true if the caller
+    /// is to send: threads that posted while this one had the transmit lock rely on it.
     // PRACTICE-ORDER-2
     pub(crate) fn take_reads(&self, transmit: &mut bool) -> bool {
         if !self.has_untaken.load(Ordering::Relaxed) {
@@ -414,7 +428,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends all that can be sent now. If another thread has the transmit lock, that thread hears the ring and sends.
+    /// Sends all that can be sent now. If another thread has the transmit lock, that thread hears the ring
+    /// and sends.
     #[inline]
     fn send_alone(&self) {
         self.rings.ring();
@@ -440,7 +455,8 @@ impl Endpoint {
         self.is_by_channel.store(false, Ordering::Relaxed);
     }
 
-    /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
+    /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over
+    /// `socket` leads to.
     pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: EndName) {
         // First the receiving side: as soon as the sending side has greeted the peer, messages come.
         let is_new = match &mut *lock(&self.rx) {
@@ -451,7 +467,8 @@ impl Endpoint {
             tx.meets(self, socket, channel, peer);
         }
         if is_new {
-            // On a lane whose threads sleep on the sockets, peers are not told that messages may come by shared memory: so all come by TCP.
+            // On a lane whose threads sleep on the sockets, peers are not told that messages may come by
+            // shared memory: so all come by TCP.
             if !self.lane.has_sleepers() {
                 self.needs_socket.store(false, Ordering::Relaxed);
             }
@@ -469,7 +486,8 @@ impl Endpoint {
         self.receive_what_was_missed();
     }
 
-    /// The calling thread has held the receive lock without receiving. The background thread may have found it taken and left a note.
+    /// The calling thread has held the receive lock without receiving. The background thread may have found
+    /// it taken and left a note.
     pub(self) fn receive_what_was_missed(&self) {
         if self.missed.is_noted() {
             self.receive(ReceivingThread::Background);
@@ -505,7 +523,8 @@ impl Endpoint {
         self.posts.wait(&self.queues.send)
     }
 
-    /// If the socket is full, tells the lane's watch: threads that sleep on the lane's descriptors may not wait for room yet. Not from polls.
+    /// If the socket is full, tells the lane's watch: threads that sleep on the lane's descriptors may not
+    /// wait for room yet. Not from polls.
     #[inline]
     fn tell_if_full(&self) {
         if self.is_full.load(Ordering::SeqCst) {
@@ -566,7 +585,8 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
         let Ok(mut guard) = self.tx.try_lock() else { return Takeover::No };
         let Some(tx) = &mut *guard else { return Takeover::No };
-        // The count of rings when a thread last looked for all there is to send. A thread that has rung since then may find the lock taken by this one.
+        // The count of rings when a thread last looked for all there is to send. A thread that has rung since
+        // then may find the lock taken by this one.
         let seen = tx.heard;
         let taken_over = match is_message {
             true => tx.send_at_once(self, request),
@@ -583,7 +603,8 @@ impl adverb_core::transport::Endpoint for Endpoint {
         drop(guard);
         // First the rings: the full fence between the end of the lock and both looks stands in `since`.
         let has_rung = self.rings.since(seen);
-        // The background thread sends and receives for those threads. This thread may not: it has its queue's lock.
+        // The background thread sends and receives for those threads. This thread may not: it has its queue's
+        // lock.
         if self.rounds.go_on(&self.missed) || has_rung {
             self.catch_up();
         }
@@ -619,7 +640,8 @@ impl adverb_core::transport::Endpoint for Endpoint {
     }
 
     fn query(&self, attributes: &mut Attributes) {
-        // The states of iWARP begin with one, Idle, which adapters report as INIT whether or not INIT was asked for.
+        // The states of iWARP begin with one, Idle, which adapters report as INIT whether or not INIT was
+        // asked for.
         if attributes.state == Some(State::Reset) {
             attributes.state = Some(State::Init);
         }

@@ -1,5 +1,6 @@
-//! The initiator's first frame. Until it has come, a responder that has answered may not send, and its program is not told that the
-//! connection stands. A peer that asks and then says nothing would hold a queue pair, and memory, for ever: so this has a time limit.
+//! The initiator's first frame. Until it has come, a responder that has answered may not send, and its
+//! program is not told that the connection stands. A peer that asks and then says nothing would hold a queue
+//! pair, and memory, for ever: so this has a time limit.
 
 use crate::endpoint::Endpoint;
 use crate::socket::Socket;
@@ -14,7 +15,8 @@ struct FirstFrame {
     socket: Weak<Socket>,
 }
 
-/// Begins to wait for the first frame of the connection over `socket`. The timer is cancelled when it has come.
+/// Begins to wait for the first frame of the connection over `socket`. The timer is cancelled when it has
+/// come.
 pub(crate) fn expect(endpoint: &Arc<Endpoint>, socket: &Arc<Socket>) -> Result<Timer> {
     let (endpoint_, socket) = (Arc::downgrade(endpoint), Arc::downgrade(socket));
     let waiting = Arc::new(FirstFrame { endpoint: endpoint_, socket });

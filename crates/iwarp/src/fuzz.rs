@@ -1,5 +1,6 @@
-//! The fuzz target for placement, and the test of every run with random bytes: a queue pair of the device, with memory and keys, and a peer that sends any
-//! frames. A model says which change each frame makes; everything else stays as it was.
+//! The fuzz target for placement, and the test of every run with random bytes: a queue pair of the device,
+//! with memory and keys, and a peer that sends any frames. A model says which change each frame makes;
+//! everything else stays as it was.
 
 use crate::device::endpoint_of;
 use crate::endpoint::{Endpoint, Start};
@@ -36,7 +37,8 @@ const IRD: u8 = 4;
 const SLOTS: usize = 8;
 const SLOT: usize = 64;
 
-/// The memory of the program, and the rights of its registered bytes. No request may touch the bytes between the regions.
+/// The memory of the program, and the rights of its registered bytes. No request may touch the bytes between
+/// the regions.
 const ARENA: usize = 4096;
 const WRITABLE: Range<usize> = 256..768;
 const READABLE: Range<usize> = 1024..1280;
@@ -309,7 +311,8 @@ impl<'a> Run<'a> {
             }
             6 | 7 => {
                 let payload = vec![which ^ choice; usize::from(length) * usize::from(1 + (which >> 7))];
-                // A key that no peer may invalidate. Those that give it rights it may, and they would be gone for every run that follows.
+                // A key that no peer may invalidate. Those that give it rights it may, and they would be gone
+                // for every run that follows.
                 let keys =
                     [self.home.foreign.key(), self.home.gone, self.home.inbox.key(), self.home.sink.key()];
                 let invalidate = (which & 15 == 15).then(|| keys[usize::from(at) % keys.len()]);
@@ -470,7 +473,8 @@ impl<'a> Run<'a> {
         self.say(message, &payload, damage);
     }
 
-    /// More reads at once than was agreed: all are answered, as far as they come one by one, or the connection ends.
+    /// More reads at once than was agreed: all are answered, as far as they come one by one, or the
+    /// connection ends.
     fn ask_too_often(&mut self, read: ReadRequest) {
         let mut frames = Vec::new();
         for _ in 0..3 * IRD {
@@ -512,7 +516,8 @@ impl<'a> Run<'a> {
     }
 
     fn send(&mut self, frames: &[u8]) {
-        // In two pieces, each taken in by itself. The socket has room: all that was sent before has been taken in.
+        // In two pieces, each taken in by itself. The socket has room: all that was sent before has been
+        // taken in.
         let (one, two) = frames.split_at(frames.len() / 2);
         for piece in [one, two] {
             if let Err(error) = self.peer.write_all(piece) {

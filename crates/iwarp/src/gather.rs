@@ -1,7 +1,9 @@
-//! Which posts wait to be gathered ([`adverb_core::gathering`]), until there are enough for a good write. These are the posts behind the first one since a
-//! poll. If a program takes completions of earlier requests one by one, the first one waits, too, while more completions are there.
+//! Which posts wait to be gathered ([`adverb_core::gathering`]), until there are enough for a good write.
+//! These are the posts behind the first one since a poll. If a program takes completions of earlier requests
+//! one by one, the first one waits, too, while more completions are there.
 //!
-//! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would need a system call to learn of them.
+//! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would
+//! need a system call to learn of them.
 
 use adverb_core::gathering::Gathering;
 use adverb_core::qp::{Queues, SendQueue};
@@ -13,9 +15,11 @@ const BYTES: u64 = 64 << 10;
 /// The requests that make a good write, too: the frames of two bursts.
 const REQUESTS: u64 = 32;
 
-/// The background thread, which runs the timer, is worth waking for a program that has posted more times than this in a row.
+/// The background thread, which runs the timer, is worth waking for a program that has posted more times than
+/// this in a row.
 const ROW: u32 = 4;
-/// After so many looks of the timer in a row without a poll or a full write between them, no more polls are expected.
+/// After so many looks of the timer in a row without a poll or a full write between them, no more polls are
+/// expected.
 pub(crate) const LOOKS: u32 = 8;
 
 /// A number that polls of the queue pair's completion queues change.
@@ -50,8 +54,8 @@ impl Posts {
         queue.posted() != self.next.load(Ordering::Acquire)
     }
 
-    /// Whether the post follows others since the last poll, or completions wait that the program takes before it waits for anything; and another poll is
-    /// expected.
+    /// Whether the post follows others since the last poll, or completions wait that the program takes before
+    /// it waits for anything; and another poll is expected.
     #[inline]
     fn follows_others(&self, queues: &Queues, gathering: &Gathering) -> bool {
         let polls = polls(queues);
@@ -59,7 +63,8 @@ impl Posts {
         if has_polled {
             self.polls.store(polls, Ordering::Relaxed);
             gathering.visited();
-            // A program that does not look at completions of its sends would not notice the delay, but its messages may be answers.
+            // A program that does not look at completions of its sends would not notice the delay, but its
+            // messages may be answers.
             let sends = queues.send_cq.polls();
             let looks_at_sends = self.sends.load(Ordering::Relaxed) != sends;
             self.sends.store(sends, Ordering::Relaxed);

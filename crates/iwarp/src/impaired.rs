@@ -1,5 +1,6 @@
-//! Faults of the wire ([`adverb_core::wire`]) on a connection: frames wait before they leave or are taken in, have a wrong checksum, or the connection is
-//! cut. TCP loses nothing, so frames behind one that waits, wait, too. Processes without such faults have none of these objects.
+//! Faults of the wire ([`adverb_core::wire`]) on a connection: frames wait before they leave or are taken in,
+//! have a wrong checksum, or the connection is cut. TCP loses nothing, so frames behind one that waits, wait,
+//! too. Processes without such faults have none of these objects.
 
 use crate::endpoint::{Cause, Endpoint};
 use crate::observer;

@@ -1,11 +1,14 @@
-//! Bytes of the peer's reads that are taken before their responses are sent, since something behind them is about to change them.
+//! Bytes of the peer's reads that are taken before their responses are sent, since something behind them is
+//! about to change them.
 
 use adverb_proto::iwarp::ReadRequest;
 
-/// The most bytes that are kept for one connection. Another adverb has no more bytes of reads under way when it sends a request that may change them.
+/// The most bytes that are kept for one connection. Another adverb has no more bytes of reads under way when
+/// it sends a request that may change them.
 pub(crate) const MOST: u64 = 1 << 20;
 
-/// Bytes of the peer's reads that were taken from memory early, since a later request is about to change that memory.
+/// Bytes of the peer's reads that were taken from memory early, since a later request is about to change that
+/// memory.
 // PRACTICE-ORDER-2
 #[derive(Default)]
 pub(crate) struct KeptReads(Vec<Read>);
@@ -25,7 +28,8 @@ impl KeptReads {
         read.bytes.get(offset.checked_sub(read.from)? as usize..)?.get(..length)
     }
 
-    /// Keeps the bytes of a read from `offset` on, which `copy` brings, unless they are kept already, or there are too many.
+    /// Keeps the bytes of a read from `offset` on, which `copy` brings, unless they are kept already, or
+    /// there are too many.
     pub(crate) fn take(
         &mut self,
         msn: u32,

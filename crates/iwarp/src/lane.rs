@@ -1,6 +1,7 @@
 //! Lanes: the connections whose receives complete on one completion queue, drained together by its polls.
 //!
-//! Whether the background thread watches them, too, is for the lane's [watch](adverb_core::lane_watch) to say.
+//! Whether the background thread watches them, too, is for the lane's [watch](adverb_core::lane_watch) to
+//! say.
 
 use crate::endpoint::{Endpoint, Receipt, ReceivingThread};
 use crate::gather;
@@ -18,10 +19,11 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
-/// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
+/// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are
+/// ready.
 const ASK_EACH: usize = 4;
-/// After so many polls in a row that find the sockets empty, polls leave the sockets to the background thread, if every peer sends messages through
-/// shared memory. To ask a socket takes a system call.
+/// After so many polls in a row that find the sockets empty, polls leave the sockets to the background
+/// thread, if every peer sends messages through shared memory. To ask a socket takes a system call.
 const IN_VAIN: u32 = 4096;
 
 /// The lanes of a device, one per completion queue.
@@ -55,7 +57,8 @@ impl Lanes {
 }
 
 impl Lanes {
-    /// The process exits: every connection closes its direction, so that all bytes sent arrive and the peer sees an orderly end.
+    /// The process exits: every connection closes its direction, so that all bytes sent arrive and the peer
+    /// sees an orderly end.
     pub(crate) fn at_exit(&self) {
         // A thread that was ended while it held a lock keeps it for ever: only try.
         let Ok(lanes) = self.0.try_lock() else { return };
@@ -82,7 +85,8 @@ pub(crate) struct Lane {
     in_vain: AtomicU32,
     /// Polls do not ask the sockets: the background thread watches them alone.
     leaves_sockets: AtomicBool,
-    /// Messages may wait in the inbox of a connection. A thread that puts one there sets this afterwards; a poll clears it and then looks.
+    /// Messages may wait in the inbox of a connection. A thread that puts one there sets this afterwards; a
+    /// poll clears it and then looks.
     has_waiting: AtomicBool,
     /// Threads of the program sleep on the sockets themselves.
     has_sleepers: AtomicBool,
@@ -166,8 +170,8 @@ impl Lane {
         }
     }
 
-    /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would wake the background thread first, which would
-    /// wake such a thread.
+    /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would
+    /// wake the background thread first, which would wake such a thread.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.has_sleepers.load(Ordering::SeqCst)
     }
@@ -193,14 +197,16 @@ impl Lane {
         all.worked
     }
 
-    /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it came.
+    /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it
+    /// came.
     pub(crate) fn settle(&self, endpoint: &Endpoint) {
         self.lane_watch.hold(|armed| endpoint.watch(armed));
     }
 
     /// A connection has ended: its socket is not asked any more.
     pub(crate) fn quiet(&self, fd: RawFd) {
-        // Called from within polls, so only a shared lock is taken; the member itself goes with its queue pair.
+        // Called from within polls, so only a shared lock is taken; the member itself goes with its queue
+        // pair.
         if let Ok(members) = self.members.try_read()
             && let Some(epoll) = &members.epoll
         {
@@ -232,7 +238,8 @@ impl Lane {
         &self.gathering
     }
 
-    /// The program is about to sleep: posts that wait to be gathered leave, and posts leave at once until the program polls again.
+    /// The program is about to sleep: posts that wait to be gathered leave, and posts leave at once until the
+    /// program polls again.
     fn rest(&self) {
         if self.gathering.rest() {
             self.send_off();
@@ -398,7 +405,8 @@ impl Epoll {
     }
 
     fn ready<'a>(&self, events: &'a mut [libc::epoll_event]) -> &'a [libc::epoll_event] {
-        // SAFETY: a live slice; no waiting, no signal mask. No cancellation point, as this is called in polls.
+        // SAFETY: a live slice; no waiting, no signal mask. No cancellation point, as this is called in
+        // polls.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait,

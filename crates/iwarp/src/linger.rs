@@ -1,5 +1,6 @@
-//! The end of a connection: our direction is closed, and bytes that the peer still sends are read and thrown away until it closes too. To close at once
-//! would reset the connection and could take our last message, a Terminate, from the peer (RFC5040-6.2.1-3).
+//! The end of a connection: our direction is closed, and bytes that the peer still sends are read and thrown
+//! away until it closes too. To close at once would reset the connection and could take our last message, a
+//! Terminate, from the peer (RFC5040-6.2.1-3).
 
 use crate::socket::{Socket, would_block};
 use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token};
@@ -60,7 +61,8 @@ impl Source for Linger {
     fn ready(self: Arc<Self>, _: Readiness) {
         let Some(socket) = self.lock().as_ref().map(|state| state.socket.clone()) else { return };
         let mut waste = vec![0; 4096];
-        // Bounded: a peer that keeps sending comes back through the background thread, until the timer ends it.
+        // Bounded: a peer that keeps sending comes back through the background thread, until the timer ends
+        // it.
         for _ in 0..16 {
             match socket.receive_into(&mut waste) {
                 Ok(0) => return self.end(),

@@ -1,4 +1,5 @@
-//! Connection management over TCP: addresses, listeners, requests and answers. The MPA exchange itself is in `startup`.
+//! Connection management over TCP: addresses, listeners, requests and answers. The MPA exchange itself is in
+//! `startup`.
 
 use crate::backlog::{Backlog, BacklogPlace};
 use crate::device::{MAX_READS, endpoint_of};
@@ -95,8 +96,9 @@ impl ConnectionBackend for Manager {
         PrivateDataLimits::check(request.private_data, PRIVATE_DATA)?;
         let destination = unwildcard(request.destination);
         let local = request.source.as_ref().map(|source| source.local());
-        // A bound socket of the other family is of no use. One of the same family has the port already. A fresh one could have the port only after that one is
-        // closed, and another program could take the port in between.
+        // A bound socket of the other family is of no use. One of the same family has the port already. A
+        // fresh one could have the port only after that one is closed, and another program could take the
+        // port in between.
         let bound = request
             .source
             .filter(|source| source.local().is_ipv4() == destination.is_ipv4())
@@ -150,14 +152,16 @@ fn apply(socket: &Socket, address: &SocketAddr, options: AddressOptions) {
     }
 }
 
-/// Binds a socket. Fails if another socket holds the port, but not because of connections of an earlier listener in TIME-WAIT.
+/// Binds a socket. Fails if another socket holds the port, but not because of connections of an earlier
+/// listener in TIME-WAIT.
 fn hold(socket: &Socket, local: &SocketAddr) -> io::Result<()> {
     match socket.bind(local) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {
             let before = socket.get(libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
             let bound = socket.bind(local);
-            // Switched off again at once: two holders that both permit reuse would not be in each other's way.
+            // Switched off again at once: two holders that both permit reuse would not be in each other's
+            // way.
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, before)?;
             bound
         }
@@ -198,7 +202,8 @@ impl Reservation for BoundSocket {
     fn listen(self: Box<Self>, backlog: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
         let local = self.local();
         let backlog = if backlog == 0 { 128 } else { backlog.min(MAX_BACKLOG) };
-        // Connections inherit it, so that those in TIME-WAIT are not in the way of the next listener (see `hold`).
+        // Connections inherit it, so that those in TIME-WAIT are not in the way of the next listener (see
+        // `hold`).
         let _ = self.socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         self.socket.listen(backlog).map_err(|error| system(&error, format!("listening on {local}")))?;
         let reactor = &engine::engine()?.reactor;
@@ -251,7 +256,8 @@ impl Source for Listening {
                     return;
                 }
                 Err(error) => {
-                    // Out of descriptors: the connection stays in the kernel's queue. Nothing can be told to the program.
+                    // Out of descriptors: the connection stays in the kernel's queue. Nothing can be told to
+                    // the program.
                     log!(Error, "accepting a connection on {}: {error}", self.local);
                     return self.rest();
                 }

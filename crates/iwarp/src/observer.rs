@@ -1,7 +1,9 @@
-//! Each segment, for those that want to see it: the log (`ADVERB_LOG=packets`), and a watcher (a trace). A capture (`ADVERB_PCAP`) has the bytes of the
-//! stream, from [`crate::socket`]. A connection that begins asks [`adverb_core::watch::packets`] once; nothing here is on the fast path.
+//! Each segment, for those that want to see it: the log (`ADVERB_LOG=packets`), and a watcher (a trace). A
+//! capture (`ADVERB_PCAP`) has the bytes of the stream, from [`crate::socket`]. A connection that begins asks
+//! [`adverb_core::watch::packets`] once; nothing here is on the fast path.
 //!
-//! Both ends know a segment by its offset in the stream, and a message through shared memory by how many such messages came before it.
+//! Both ends know a segment by its offset in the stream, and a message through shared memory by how many such
+//! messages came before it.
 
 use crate::endpoint::Endpoint;
 use crate::local::record::RecordHead;
@@ -47,7 +49,8 @@ struct Head {
 }
 
 impl Head {
-    /// The head of a frame, whose header begins with these bytes at this offset of a stream. `None` if they are no header of ours.
+    /// The head of a frame, whose header begins with these bytes at this offset of a stream. `None` if they
+    /// are no header of ours.
     fn parse(bytes: &[u8], offset: u64, has_markers: bool) -> Option<Self> {
         // Markers stand at multiples of their interval, wherever that is in a frame.
         let is_marker = |at: u64| has_markers && at % (MARKER_INTERVAL as u64) < MARKER_LEN as u64;
@@ -103,7 +106,8 @@ fn address(of: Option<SocketAddr>) -> SocketAddr {
 }
 
 impl StreamObserver {
-    /// The observer of one direction of a connection that begins; None if neither the log nor a watcher wants to see packets.
+    /// The observer of one direction of a connection that begins; None if neither the log nor a watcher wants
+    /// to see packets.
     pub(crate) fn of(socket: &Socket, direction: Direction, has_markers: bool) -> Option<Box<Self>> {
         watch::packets().then(|| {
             let (local, peer) = (address(socket.local()), address(socket.peer()));
@@ -169,7 +173,8 @@ impl StreamObserver {
         self.show(endpoint, time, flow, offset, &Head::of(arrival), answers);
     }
 
-    /// A message is about to leave through shared memory; `count` others have before. It is the request at this place.
+    /// A message is about to leave through shared memory; `count` others have before. It is the request at
+    /// this place.
     #[cold]
     pub(crate) fn leaves_by_channel(
         &mut self,
@@ -256,7 +261,8 @@ mod tests {
         }
     }
 
-    /// A frame is shown in the same way where it leaves and where it comes: the same offset, kind, length and end, in every kind of stream.
+    /// A frame is shown in the same way where it leaves and where it comes: the same offset, kind, length and
+    /// end, in every kind of stream.
     #[test]
     fn both_ends_say_the_same_of_a_segment() {
         let read = ReadRequest { sink_stag: 1, sink_to: 2, len: 3, source_stag: 4, source_to: 5 };

@@ -1,4 +1,5 @@
-//! The memory of payloads, which our requests or the peer's name: opened by its key, read, and changed by atomics.
+//! The memory of payloads, which our requests or the peer's name: opened by its key, read, and changed by
+//! atomics.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::kept::KeptReads;
@@ -77,7 +78,8 @@ pub(crate) fn open_element(
     engine.keys.open_span(sge.lkey, address, length.into(), rights, domain).map(Some)
 }
 
-/// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no. Returns its last answer.
+/// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no.
+/// Returns its last answer.
 pub(crate) fn each_element(
     endpoint: &Endpoint,
     work: &SendWork,
@@ -158,7 +160,8 @@ pub(crate) fn read_message(
     open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE, endpoint.queues.domain)
         .map_err(|_| Status::LocalProtection)?;
     let sink = ReadSink { sequence: Some(work.sequence), sge };
-    // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5041-8.2-2, RFC5040-8.1.1-2).
+    // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5041-8.2-2,
+    // RFC5040-8.1.1-2).
     if work.opcode == Opcode::Read {
         let request = ReadRequest {
             sink_stag: nonce as u32,

@@ -1,8 +1,9 @@
 //! Receiving: the byte stream is taken apart and placed.
 //!
-//! Without CRC, payload is read from the socket straight to its place in memory. Only its last few bytes are copied there, so that the end of a
-//! message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and then copied. The
-//! connection keeps the bytes that are left over between two calls; the buffer itself is the thread's.
+//! Without CRC, payload is read from the socket straight to its place in memory. Only its last few bytes are
+//! copied there, so that the end of a message never becomes visible before its beginning. With CRC or markers
+//! a frame is collected and checked first, and then copied. The connection keeps the bytes that are left over
+//! between two calls; the buffer itself is the thread's.
 
 mod by_channel;
 mod placing;
@@ -26,14 +27,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Length of the thread's buffer: room for the bytes that were left over, a whole frame with markers, and more.
+/// Length of the thread's buffer: room for the bytes that were left over, a whole frame with markers, and
+/// more.
 const BUFFER: usize = 192 << 10;
-/// Bytes asked for when the next thing is a head and messages are small: as many as gathered messages bring together.
+/// Bytes asked for when the next thing is a head and messages are small: as many as gathered messages bring
+/// together.
 const ASK: usize = 64 << 10;
 /// Payloads of this length are large, and read straight to their place.
 const LARGE: usize = 16 << 10;
-/// Bytes asked for behind a large payload: room for the next heads, and for the rest of a message of 64 KiB, which does not fit one frame.
-/// There is little more, so that little is copied.
+/// Bytes asked for behind a large payload: room for the next heads, and for the rest of a message of 64 KiB,
+/// which does not fit one frame. There is little more, so that little is copied.
 const ASK_BEHIND: usize = 1 << 10;
 /// So many frames after a large one the next large one is expected.
 const BETWEEN: u8 = 4;
@@ -92,10 +95,12 @@ pub(crate) struct Rx {
     failed: Option<Cause>,
     /// The error of TCP, while messages that came before it wait.
     lost: Option<io::Error>,
-    /// A thread has held the transmit lock to take in such a message. Another thread that posted meanwhile found that lock taken, and relies on the
-    /// first one to send: the next call of [`Rx::take_in`] asks its caller to.
+    /// A thread has held the transmit lock to take in such a message. Another thread that posted meanwhile
+    /// found that lock taken, and relies on the first one to send: the next call of [`Rx::take_in`] asks its
+    /// caller to.
     owes_send: bool,
-    /// A record for the peer is in the channel, and the peer sleeps: the thread rings once it has let go of its locks.
+    /// A record for the peer is in the channel, and the peer sleeps: the thread rings once it has let go of
+    /// its locks.
     owes_ring: bool,
     /// Faults of the wire.
     impaired: Option<DirectionFaults>,
@@ -190,7 +195,8 @@ impl Rx {
         }
     }
 
-    /// The connection's peer is `peer` of the process of `channel`. False if that is known, or if this is another connection.
+    /// The connection's peer is `peer` of the process of `channel`. False if that is known, or if this is
+    /// another connection.
     pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: EndName) -> bool {
         let is_new = self.near.is_none() && Arc::ptr_eq(&self.socket, socket);
         if is_new {
@@ -202,7 +208,8 @@ impl Rx {
         is_new
     }
 
-    /// The peer's process has asked for memory by a key. The key may now be published to that process, which then carries out operations there itself.
+    /// The peer's process has asked for memory by a key. The key may now be published to that process, which
+    /// then carries out operations there itself.
     #[inline]
     fn served(&mut self, endpoint: &Endpoint, key: u32) {
         let Some((channel, peer)) = &self.near else { return };
@@ -227,7 +234,8 @@ impl Rx {
         self.postponed.is_some()
     }
 
-    /// Whether messages through shared memory wait, and not for bytes by TCP. The connection then goes on for them although TCP has ended.
+    /// Whether messages through shared memory wait, and not for bytes by TCP. The connection then goes on for
+    /// them although TCP has ended.
     pub(crate) fn has_final_frames(&self) -> bool {
         self.postponed.is_some() && self.has_waiting()
     }
@@ -311,12 +319,13 @@ impl Rx {
             }
             eof = count == 0;
             self.came += count as u64;
-            // After a short read the socket is empty. The next poll finds bytes that come later, or their edge wakes the background thread. No edge follows
-            // the peer's end, so from then on the loop reads until the socket has nothing.
+            // After a short read the socket is empty. The next poll finds bytes that come later, or their
+            // edge wakes the background thread. No edge follows the peer's end, so from then on the loop
+            // reads until the socket has nothing.
             drained = count < wanted && !endpoint.is_ending.load(Ordering::SeqCst);
             budget = budget.saturating_sub(count);
-            // The bytes may answer a request that another thread is sending at this instant: its completion comes first, in a moment.
-            // PRACTICE-ORDER-1
+            // The bytes may answer a request that another thread is sending at this instant: its completion
+            // comes first, in a moment. PRACTICE-ORDER-1
             let round = endpoint.rounds.begun();
             if endpoint.rounds.have_ended(round) {
                 self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
@@ -355,7 +364,8 @@ impl Rx {
         Ok(())
     }
 
-    /// One receive call, to the payload's place and the buffer behind `end`. Returns the bytes received and asked for.
+    /// One receive call, to the payload's place and the buffer behind `end`. Returns the bytes received and
+    /// asked for.
     fn read(
         &mut self,
         endpoint: &Endpoint,
@@ -398,7 +408,8 @@ impl Rx {
         let ask = match (streaming, direct) {
             (true, 0) if self.since_large == BETWEEN => ASK.min(room),
             (true, _) => ASK_BEHIND.min(room),
-            // A large frame is collected alone: bytes of the next one would have to be moved to make room for the rest.
+            // A large frame is collected alone: bytes of the next one would have to be moved to make room for
+            // the rest.
             (false, _) => match self.collecting.saturating_sub(*end - *start) {
                 rest if rest >= LARGE => (rest + ASK_BEHIND).min(room),
                 _ if self.since_large < BETWEEN && *start == *end => ASK_BEHIND,
@@ -481,7 +492,8 @@ impl Rx {
             let skipped = self.skip.min(*end - *start);
             *start += skipped;
             self.skip -= skipped;
-            // A frame begins at this place of the stream. Messages through shared memory that belong before it come first.
+            // A frame begins at this place of the stream. Messages through shared memory that belong before
+            // it come first.
             if self.skip == 0 && self.has_waiting() {
                 self.deliver_waiting(endpoint, self.came - (*end - *start) as u64, taken)?;
                 if self.postponed.is_some() {

@@ -1,8 +1,8 @@
 //! Repeats the initiator's ready-to-receive indication while the peer is silent.
 //!
-//! Linux's siw, as a responder, sends its MPA reply and later begins to wait for the indication. It misses one that arrives in between, and looks again
-//! only when more comes. A program whose server speaks first would wait for ever. A zero-length Write changes nothing at its receiver, so it may be
-//! repeated.
+//! Linux's siw, as a responder, sends its MPA reply and later begins to wait for the indication. It misses
+//! one that arrives in between, and looks again only when more comes. A program whose server speaks first
+//! would wait for ever. A zero-length Write changes nothing at its receiver, so it may be repeated.
 
 use crate::endpoint::Endpoint;
 use adverb_core::reactor::{Readiness, Source};

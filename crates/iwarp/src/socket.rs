@@ -1,7 +1,8 @@
 //! Non-blocking TCP sockets that a child of fork closes.
 //!
-//! Where the C library's function is a cancellation point, threads of the program make the system call itself instead. A thread must not be cancelled in
-//! the middle of a poll, with locks held, and cancellation cannot unwind through Rust frames.
+//! Where the C library's function is a cancellation point, threads of the program make the system call itself
+//! instead. A thread must not be cancelled in the middle of a poll, with locks held, and cancellation cannot
+//! unwind through Rust frames.
 
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::{self, ForkGeneration};
@@ -189,7 +190,8 @@ impl Socket {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = if let [only] = parts {
             let nobody = std::ptr::null::<libc::sockaddr>();
-            // SAFETY: the iovec is vouched for by its maker; the kernel answers EFAULT for memory that is not there.
+            // SAFETY: the iovec is vouched for by its maker; the kernel answers EFAULT for memory that is not
+            // there.
             unsafe { libc::syscall(libc::SYS_sendto, self.fd, only.iov_base, only.iov_len, flags, nobody, 0) }
         } else {
             // SAFETY: all zero is a valid msghdr.
@@ -206,7 +208,8 @@ impl Socket {
     /// Receives without waiting, filling `parts` in order.
     ///
     /// # Safety
-    /// Each part names memory that may be overwritten: a buffer of the caller's, or a span that is open for writing.
+    /// Each part names memory that may be overwritten: a buffer of the caller's, or a span that is open for
+    /// writing.
     #[inline]
     pub(crate) unsafe fn receive(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
         let flags = libc::MSG_DONTWAIT;

@@ -22,11 +22,12 @@ use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often TCP may refuse the connection before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
+/// How often TCP may refuse the connection before the program is told: after pauses of 5, 10, 20, 40 and 80
+/// ms.
 const MOST_REFUSALS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure). Also how long a peer that has its answer may
-/// take to send its first frame.
+/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure). Also
+/// how long a peer that has its answer may take to send its first frame.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A socket in start-up, as the background thread watches it.
@@ -144,8 +145,9 @@ impl Connecting {
         Ok(())
     }
 
-    /// No socket listens at the destination. Asks again some times before the program is told. Drivers need milliseconds to connect, so in some programs
-    /// (perftest) a server listens for the next connection only after it has told the client to connect.
+    /// No socket listens at the destination. Asks again some times before the program is told. Drivers need
+    /// milliseconds to connect, so in some programs (perftest) a server listens for the next connection only
+    /// after it has told the client to connect.
     fn refused(self: Arc<Self>, socket: Arc<Socket>, error: &io::Error) {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed);
         let (reactor, sink, destination) = (self.reactor, self.sink.clone(), self.destination);
@@ -161,7 +163,8 @@ impl Connecting {
         }
     }
 
-    /// Gives up because the program disconnects; unless the connection comes to stand at this instant, it failed.
+    /// Gives up because the program disconnects; unless the connection comes to stand at this instant, it
+    /// failed.
     pub(crate) fn abandon(&self) {
         self.given_up.store(true, Ordering::SeqCst);
         self.fail(ConnectionEvent::Failed { status: -libc::ECONNABORTED });

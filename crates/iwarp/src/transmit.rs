@@ -1,8 +1,9 @@
 //! Sending: work requests and the peer's reads become frames, and frames leave in gathered writes.
 //!
-//! A *burst* is the frames that go to the socket in one call. Their heads lie in one buffer, with small payloads, and with CRC also all payload that a
-//! program could change meanwhile. Larger payloads stay where they are, and their keys are opened for the call alone. When the socket takes
-//! only part, the connection keeps the burst and goes on with it later.
+//! A *burst* is the frames that go to the socket in one call. Their heads lie in one buffer, with small
+//! payloads, and with CRC also all payload that a program could change meanwhile. Larger payloads stay where
+//! they are, and their keys are opened for the call alone. When the socket takes only part, the connection
+//! keeps the burst and goes on with it later.
 
 mod burst;
 mod by_channel;
@@ -35,7 +36,8 @@ const FRAMES: usize = 16;
 const BURST: usize = 256 << 10;
 /// Payloads up to this length are copied beside their heads: cheaper than one more part to gather.
 const SMALL: usize = 256;
-/// Most parts of one gathered write: head and payload of each frame, the trailer of the last, and more elements of some.
+/// Most parts of one gathered write: head and payload of each frame, the trailer of the last, and more
+/// elements of some.
 const PARTS: usize = 64;
 
 /// The step that follows once a frame has left.
@@ -67,7 +69,8 @@ impl Frame {
 struct Burst {
     bytes: Vec<u8>,
     frames: ArrayVec<Frame, FRAMES>,
-    /// Memory that is open while a system call sends from it. The list is here and not on the stack, since threads with small stacks send, too.
+    /// Memory that is open while a system call sends from it. The list is here and not on the stack, since
+    /// threads with small stacks send, too.
     spans: Box<ArrayVec<Span<'static>, PARTS>>,
     total: usize,
     sent: usize,
@@ -115,12 +118,14 @@ pub(crate) struct Tx {
     socket: Arc<Socket>,
     sender: Sender,
     cursor: SendCursor,
-    /// Source of the message that the sender is in the middle of, and the request that its last frame completes.
+    /// Source of the message that the sender is in the middle of, and the request that its last frame
+    /// completes.
     current: (Payload, Then),
     /// The immediate data that follow the current message.
     immediate: Option<u32>,
     unsent: Option<Box<Burst>>,
-    /// The socket was full. The background thread, or a poll, clears this before it sends again ([`Tx::has_room`]).
+    /// The socket was full. The background thread, or a poll, clears this before it sends again
+    /// ([`Tx::has_room`]).
     full: bool,
     /// Whether reads and atomics may be sent at all (ORD is not zero).
     may_read: bool,
@@ -133,7 +138,8 @@ pub(crate) struct Tx {
     filling: bool,
     /// The next request waits until those frames are sent.
     held: bool,
-    /// The secret from which sink STags are made. The peer learns each STag that is used, and cannot tell the next one from it.
+    /// The secret from which sink STags are made. The peer learns each STag that is used, and cannot tell the
+    /// next one from it.
     sink_key: keyed::Key,
     sinks: u64,
     /// Bytes of the current message that frames have been made of.
@@ -280,15 +286,16 @@ impl Tx {
                 return Err(cause);
             }
             endpoint.is_full.store(self.full, Ordering::Relaxed);
-            // Full: an edge tells the background thread when there is room. Last: a thread that has posted meanwhile has rung, and this one looks for rings
-            // after it lets go of the lock.
+            // Full: an edge tells the background thread when there is room. Last: a thread that has posted
+            // meanwhile has rung, and this one looks for rings after it lets go of the lock.
             if self.full || last {
                 return Ok(());
             }
         }
     }
 
-    /// Sends a Terminate behind the burst that is under way, as far as the socket takes it, and nothing after.
+    /// Sends a Terminate behind the burst that is under way, as far as the socket takes it, and nothing
+    /// after.
     // RFC5040-5.4-4
     pub(crate) fn send_terminate(&mut self, endpoint: &Endpoint, terminate: Terminate) {
         let mut burst = self.unsent.take().unwrap_or_else(take_burst);
@@ -296,7 +303,8 @@ impl Tx {
             let _ = self.send(endpoint, &mut burst);
         }
         if burst.sent < burst.total {
-            // The peer is in the middle of a frame that we cannot complete: a Terminate would be taken for its payload.
+            // The peer is in the middle of a frame that we cannot complete: a Terminate would be taken for
+            // its payload.
             return;
         }
         burst.clear();

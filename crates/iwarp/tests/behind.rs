@@ -67,7 +67,8 @@ fn messages_behind_one_without_a_receive_wait_too() {
             for message in 0..MESSAGES {
                 queue.arm(false).unwrap();
                 pair.server.post_receive(message, &[to.all()]);
-                // The program sleeps, without a poll since it has posted: it looks itself for what comes, or asks the descriptor.
+                // The program sleeps, without a poll since it has posted: it looks itself for what comes, or
+                // asks the descriptor.
                 let channel = queue.channel().unwrap();
                 if message % 3 == 0 {
                     assert!(

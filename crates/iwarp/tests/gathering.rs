@@ -1,5 +1,5 @@
-//! What a program posts between two polls leaves together, and all of it leaves. All messages go by TCP, but for those that leave before an end. The way is decided once in a process, so each test
-//! has one of its own.
+//! What a program posts between two polls leaves together, and all of it leaves. All messages go by TCP, but
+//! for those that leave before an end. The way is decided once in a process, so each test has one of its own.
 
 mod pair;
 
@@ -72,7 +72,8 @@ fn posts_between_two_polls_leave_in_few_writes() {
     if rounds().is_none() {
         return each_way("posts_between_two_polls_leave_in_few_writes", &["off"]);
     }
-    // Four posts before it is worth while, four gathered writes, and here and there one that a full socket cuts in two.
+    // Four posts before it is worth while, four gathered writes, and here and there one that a full socket
+    // cuts in two.
     const MOST: u64 = 16;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (client, server, source, target) = sides();

@@ -64,7 +64,8 @@ fn a_wrong_key_is_refused_and_nothing_is_touched() {
     assert_eq!(client.queue_pair.state(), State::Error);
 }
 
-/// A thread that sleeps on the connection's descriptors has asked for what arrives alone: nobody but the background thread waits for room.
+/// A thread that sleeps on the connection's descriptors has asked for what arrives alone: nobody but the
+/// background thread waits for room.
 #[test]
 fn a_post_of_another_thread_leaves_while_one_thread_sleeps() {
     const LENGTH: usize = 1 << 20;

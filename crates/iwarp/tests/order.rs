@@ -1,11 +1,13 @@
-//! In which order things are seen, with checksums and without, by TCP alone and with operations that need none: up to 100,000 messages there and back, and reads
-//! with writes behind them. The way is decided once in a process, so each has one of its own.
+//! In which order things are seen, with checksums and without, by TCP alone and with operations that need
+//! none: up to 100,000 messages there and back, and reads with writes behind them. The way is decided once in
+//! a process, so each has one of its own.
 
 use adverb_core::conformance::{self, Site, a_long_conversation, rounds, runs_again};
 use adverb_core::transport::TransportFactory;
 
 const MANY: u32 = 100_000;
-/// Messages there and back with checksums. Checksums change nothing about the order, so fewer messages are enough before each change.
+/// Messages there and back with checksums. Checksums change nothing about the order, so fewer messages are
+/// enough before each change.
 const SOME: u32 = 10_000;
 /// With this variable, as in the night, there are as many with checksums as without.
 const LONG: &str = "ADVERB_TEST_LONG";
@@ -15,7 +17,8 @@ fn site() -> Site {
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "iwarp0", "127.0.0.1")
 }
 
-/// Runs a test of this name in a process with checksums, and in one without; all of it by TCP, where another way is not `also`.
+/// Runs a test of this name in a process with checksums, and in one without; all of it by TCP, where another
+/// way is not `also`.
 fn on_both_ways(test: &str, also: Option<&str>) {
     let with_checksums = if std::env::var_os(LONG).is_some() { MANY } else { SOME };
     for local in ["off"].into_iter().chain(also) {

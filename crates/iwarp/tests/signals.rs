@@ -1,4 +1,5 @@
-//! Signals that the engine handles still do what they would do without it. A test of its own, as handlers are the process's.
+//! Signals that the engine handles still do what they would do without it. A test of its own, as handlers are
+//! the process's.
 
 use adverb_core::device::Device;
 

@@ -1,7 +1,7 @@
 // How the drop-in libraries are linked. The build scripts of both include this file.
 //
-// The version nodes are empty: each exported name carries its own version, written by assembly. Only lld combines such
-// a script with the one that rustc itself passes, so the lld that ships with rustc is named.
+// The version nodes are empty: each exported name carries its own version, written by assembly. Only lld
+// combines such a script with the one that rustc itself passes, so the lld that ships with rustc is named.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

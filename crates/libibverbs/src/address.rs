@@ -24,7 +24,8 @@ const NO_VLAN: u16 = 0xffff;
 /// An address handle as C sees it.
 pub type HandleObject = Object<ibv_ah, Arc<AddressHandle>>;
 
-/// A new address handle (`ibv_create_ah(3)`): NULL and `errno` on failure, `EOPNOTSUPP` where there are no datagrams.
+/// A new address handle (`ibv_create_ah(3)`): NULL and `errno` on failure, `EOPNOTSUPP` where there are no
+/// datagrams.
 ///
 /// # Safety
 /// The pointers are NULL or live.
@@ -44,7 +45,8 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     }
 }
 
-/// Ends an address handle (`ibv_create_ah(3)`): an error number. Requests that were posted with it go their way.
+/// Ends an address handle (`ibv_create_ah(3)`): an error number. Requests that were posted with it go their
+/// way.
 ///
 /// # Safety
 /// `ah` is NULL or a handle that is not used any more.
@@ -100,7 +102,8 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
 /// The address of the sender of a message (`ibv_create_ah_from_wc(3)`): -1 and `errno` on failure.
 ///
 /// # Safety
-/// The pointers are NULL or valid; with `IBV_WC_GRH` in the completion, `grh` points to the 40 bytes in front of the data.
+/// The pointers are NULL or valid; with `IBV_WC_GRH` in the completion, `grh` points to the 40 bytes in front
+/// of the data.
 pub unsafe extern "C" fn ibv_init_ah_from_wc(
     context: *mut ibv_context,
     port: u8,
@@ -149,13 +152,15 @@ struct Sender {
     traffic_class: u8,
 }
 
-/// Reads a route header: an IPv6 header, or an IPv4 header in the last 20 of its 40 bytes (RoCE v2 over IPv4).
+/// Reads a route header: an IPv6 header, or an IPv4 header in the last 20 of its 40 bytes (RoCE v2 over
+/// IPv4).
 fn sender(header: &[u8; 40]) -> Option<Sender> {
     let (_, v4) = header.split_at(20);
     let mapped =
         |at: usize| Ipv4Addr::new(v4[at], v4[at + 1], v4[at + 2], v4[at + 3]).to_ipv6_mapped().octets();
     let is_v6 = header[0] >> 4 == 6;
-    // The first 20 bytes of the IPv4 form are undefined and may look like IPv6; then the header checksum decides.
+    // The first 20 bytes of the IPv4 form are undefined and may look like IPv6; then the header checksum
+    // decides.
     if v4[0] >> 4 == 4 && (!is_v6 || (v4[0] == 0x45 && ones_complement_sum(v4) == 0xffff)) {
         return Some(Sender {
             peer: mapped(12),
@@ -195,8 +200,8 @@ fn is_multicast(gid: &[u8; 16]) -> bool {
     address(gid).is_multicast()
 }
 
-/// The Ethernet address and VLAN that a GID leads to, as far as they follow from it: multicast, and link-local addresses
-/// made from an Ethernet address. Otherwise a negative error number.
+/// The Ethernet address and VLAN that a GID leads to, as far as they follow from it: multicast, and
+/// link-local addresses made from an Ethernet address. Otherwise a negative error number.
 ///
 /// # Safety
 /// The pointers are NULL or valid.

@@ -1,7 +1,9 @@
-//! The allocators of a parent domain (`ibv_alloc_parent_domain(3)`): the program gives the memory in which the rings of its queues lie.
+//! The allocators of a parent domain (`ibv_alloc_parent_domain(3)`): the program gives the memory in which
+//! the rings of its queues lie.
 //!
-//! They are called in the calls that make a queue, enlarge it, and end it; on behalf of queue pairs, shared receive queues and work queues that are made
-//! in the parent domain, and of completion queues whose attributes name it.
+//! They are called in the calls that make a queue, enlarge it, and end it; on behalf of queue pairs, shared
+//! receive queues and work queues that are made in the parent domain, and of completion queues whose
+//! attributes name it.
 
 use core::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -28,13 +30,15 @@ pub struct Callbacks {
     program: *mut c_void,
 }
 
-// SAFETY: the functions and the pointer are the program's, which creates and destroys objects of a domain in any thread.
+// SAFETY: the functions and the pointer are the program's, which creates and destroys objects of a domain in
+// any thread.
 unsafe impl Send for Callbacks {}
 // SAFETY: as above.
 unsafe impl Sync for Callbacks {}
 
-/// What call-backs are told that the memory is for: a driver in the upper half, as in rdma-core, of which ours is none that has a number
-/// (`RDMA_DRIVER_UNKNOWN`), and in the lower half the numbers that mlx5 gives its own.
+/// What call-backs are told that the memory is for: a driver in the upper half, as in rdma-core, of which
+/// ours is none that has a number (`RDMA_DRIVER_UNKNOWN`), and in the lower half the numbers that mlx5 gives
+/// its own.
 fn resource_type(kind: RingKind) -> u64 {
     kind as u64
 }
@@ -57,7 +61,8 @@ impl Callbacks {
     }
 }
 
-// SAFETY: what the program's allocator gives is as it was asked for, by the man page, and aligned: that is looked at.
+// SAFETY: what the program's allocator gives is as it was asked for, by the man page, and aligned: that is
+// looked at.
 unsafe impl Allocator for Callbacks {
     fn allocate(&self, size: usize, alignment: usize, kind: RingKind) -> Allocation {
         let domain = self.domain.load(Ordering::Acquire);
@@ -86,7 +91,8 @@ unsafe impl Allocator for Callbacks {
 
     fn free(&self, address: NonNull<c_void>, kind: RingKind) {
         let domain = self.domain.load(Ordering::Acquire);
-        // Only in a child of fork does memory outlive its domain: where a thread that is not there had the queue when it was destroyed.
+        // Only in a child of fork does memory outlive its domain: where a thread that is not there had the
+        // queue when it was destroyed.
         if domain.is_null() {
             return;
         }

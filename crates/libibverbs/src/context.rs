@@ -1,4 +1,5 @@
-//! Opening and closing devices (`ibv_open_device(3)`), and the tables of operations that headers call directly.
+//! Opening and closing devices (`ibv_open_device(3)`), and the tables of operations that headers call
+//! directly.
 
 use core::ffi::c_int;
 use std::mem::offset_of;
@@ -166,7 +167,8 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     open(&object.inner.device).unwrap_or_else(|error| fail_null(refusal(&error)))
 }
 
-/// Closes a device (`ibv_open_device(3)`). Objects that were not destroyed stay as they are until the process ends.
+/// Closes a device (`ibv_open_device(3)`). Objects that were not destroyed stay as they are until the process
+/// ends.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context that is not used any more.

@@ -45,7 +45,8 @@ pub struct DeviceSide {
 /// A device as C sees it.
 pub type DeviceObject = Object<ibv_device, DeviceSide>;
 
-/// The object of a device. There is one for each device of a process: programs keep the pointers of devices that they opened.
+/// The object of a device. There is one for each device of a process: programs keep the pointers of devices
+/// that they opened.
 struct DevicePointer(*mut DeviceObject);
 
 // SAFETY: the object is never freed once it is in the list, and its fields are only read.
@@ -62,7 +63,8 @@ impl Drop for DevicePointer {
 
 static KNOWN: GrowList<DevicePointer> = GrowList::new();
 
-/// The devices of this process. The first call builds the engine; every entry point that needs it comes through here.
+/// The devices of this process. The first call builds the engine; every entry point that needs it comes
+/// through here.
 pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
     let _call = Call::new();
     adverb_core::engine::install(crate::TRANSPORTS);
@@ -85,8 +87,9 @@ pub fn device_object(device: &Arc<Device>) -> *mut ibv_device {
     }
 }
 
-/// The device of a pointer from C, or `None` for NULL and for what is no device. Programs copy the structure and pass their copy, as they may where everything
-/// that is asked for stands in it: its name says which device it is.
+/// The device of a pointer from C, or `None` for NULL and for what is no device. Programs copy the structure
+/// and pass their copy, as they may where everything that is asked for stands in it: its name says which
+/// device it is.
 ///
 /// # Safety
 /// `pointer` is NULL or points to a readable `ibv_device`.
@@ -130,8 +133,8 @@ pub(crate) fn put(target: &mut [c_char], text: &str) {
     }
 }
 
-/// The devices, ours and then the host's, as an array that ends with NULL (`ibv_get_device_list(3)`). NULL and `errno` when there is no memory or no
-/// descriptor left; an empty array when there is no device.
+/// The devices, ours and then the host's, as an array that ends with NULL (`ibv_get_device_list(3)`). NULL
+/// and `errno` when there is no memory or no descriptor left; an empty array when there is no device.
 ///
 /// # Safety
 /// `count` is NULL or valid.
@@ -167,7 +170,8 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     unsafe { libc::free(list.cast::<c_void>()) }
 }
 
-/// The device's name (`ibv_get_device_name(3)`), as its structure has it: programs make such structures themselves, too. NULL for NULL.
+/// The device's name (`ibv_get_device_name(3)`), as its structure has it: programs make such structures
+/// themselves, too. NULL for NULL.
 ///
 /// # Safety
 /// `device` is NULL or points to a readable `ibv_device`.
@@ -190,7 +194,8 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     object.map_or(0, |object| object.inner.device.transport().attributes().node_guid.to_be())
 }
 
-/// The index that the kernel's netlink knows a device by (`ibv_get_device_index(3)`): -1, for it knows none of ours, and may know another by any number.
+/// The index that the kernel's netlink knows a device by (`ibv_get_device_index(3)`): -1, for it knows none
+/// of ours, and may know another by any number.
 ///
 /// # Safety
 /// None is needed: the device is not looked at.
@@ -211,7 +216,8 @@ pub unsafe extern "C" fn ibv_query_device(pointer: *mut ibv_context, attr: *mut 
     0
 }
 
-/// Limits and abilities, with the extended attributes (`ibv_query_device_ex(3)`). Fills as much as the caller has room for.
+/// Limits and abilities, with the extended attributes (`ibv_query_device_ex(3)`). Fills as much as the caller
+/// has room for.
 pub(crate) unsafe extern "C" fn query_device_ex(
     pointer: *mut ibv_context,
     input: *const c_void,
@@ -254,8 +260,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The device's clock (`ibv_query_rt_values_ex(3)`): its counter in the nanoseconds, as other drivers have it, so that it compares with
-/// the timestamps of completions.
+/// The device's clock (`ibv_query_rt_values_ex(3)`): its counter in the nanoseconds, as other drivers have
+/// it, so that it compares with the timestamps of completions.
 pub(crate) unsafe extern "C" fn query_rt_values(
     pointer: *mut ibv_context,
     values: *mut ibv_values_ex,

@@ -117,8 +117,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     }
 }
 
-/// Makes device memory of an imported device usable through it (`ibv_import_dm(3)`): NULL and `errno` on failure, `EOPNOTSUPP` for
-/// that of another process.
+/// Makes device memory of an imported device usable through it (`ibv_import_dm(3)`): NULL and `errno` on
+/// failure, `EOPNOTSUPP` for that of another process.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context.

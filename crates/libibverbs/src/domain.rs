@@ -21,7 +21,8 @@ pub struct DomainSide {
     pub core: Arc<ProtectionDomain>,
     /// Queues in this very domain, and parent domains made from it.
     uses: Uses,
-    /// Of a parent domain: it uses the protection domain that it leads to in the end, also where it was made from another parent domain.
+    /// Of a parent domain: it uses the protection domain that it leads to in the end, also where it was made
+    /// from another parent domain.
     root: Option<Use>,
     /// Of a parent domain: it uses its thread domain.
     _thread_domain: Option<Use>,
@@ -31,8 +32,8 @@ pub struct DomainSide {
     pub remote: Option<(Remote, u32)>,
 }
 
-/// How many use an object. They hold a share of the count, not a pointer to the object: so it does not matter to them who goes first in a
-/// child of fork, where nothing is refused.
+/// How many use an object. They hold a share of the count, not a pointer to the object: so it does not matter
+/// to them who goes first in a child of fork, where nothing is refused.
 #[derive(Default)]
 pub struct Uses(Use);
 
@@ -56,7 +57,8 @@ impl Uses {
 }
 
 impl DomainSide {
-    /// A queue in the domain holds this as long as the program has it: `ibv_qp::pd` and its like never dangle.
+    /// A queue in the domain holds this as long as the program has it: `ibv_qp::pd` and its like never
+    /// dangle.
     pub(crate) fn enter(&self) -> Use {
         self.uses.enter()
     }
@@ -103,7 +105,8 @@ pub(crate) fn wrap(pointer: *mut ibv_context, core: Arc<ProtectionDomain>) -> *m
     wrap_as(pointer, core, handle, None)
 }
 
-/// The C structure around a domain on `pointer`'s device, with the handle `handle`. An imported domain has its owner's number there.
+/// The C structure around a domain on `pointer`'s device, with the handle `handle`. An imported domain has
+/// its owner's number there.
 pub(crate) fn wrap_as(
     pointer: *mut ibv_context,
     core: Arc<ProtectionDomain>,
@@ -115,8 +118,8 @@ pub(crate) fn wrap_as(
     DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast()
 }
 
-/// Ends a protection domain (`ibv_alloc_pd(3)`): an error number, `EBUSY` while objects or parent domains use it; a parent domain
-/// while queues that were made in it are there.
+/// Ends a protection domain (`ibv_alloc_pd(3)`): an error number, `EBUSY` while objects or parent domains use
+/// it; a parent domain while queues that were made in it are there.
 ///
 /// # Safety
 /// `pd` is NULL or a protection domain that is not used any more.
@@ -174,8 +177,8 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-/// A parent domain (`ibv_alloc_parent_domain(3)`): the same domain under another handle. Its allocators, if it has both, give the memory
-/// of queues that are made in it.
+/// A parent domain (`ibv_alloc_parent_domain(3)`): the same domain under another handle. Its allocators, if
+/// it has both, give the memory of queues that are made in it.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

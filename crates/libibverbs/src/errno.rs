@@ -29,8 +29,9 @@ pub fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// A call that does not wait. While it lives, a cancellation of the thread waits ([`CancellationGuard`]); at its end `errno` is what it was before, whatever
-/// the engine's own system calls have made of it, unless the call has set it. Calls may be nested.
+/// A call that does not wait. While it lives, a cancellation of the thread waits ([`CancellationGuard`]); at
+/// its end `errno` is what it was before, whatever the engine's own system calls have made of it, unless the
+/// call has set it. Calls may be nested.
 pub struct Call {
     before: c_int,
     /// Whether the call around this one had set it.
@@ -60,8 +61,8 @@ impl Drop for Call {
     }
 }
 
-/// A call that may wait begins. It must not leave anything on the stack that has to be dropped, since its thread may be cancelled; so it says itself that it
-/// has succeeded.
+/// A call that may wait begins. It must not leave anything on the stack that has to be dropped, since its
+/// thread may be cancelled; so it says itself that it has succeeded.
 #[derive(Clone, Copy)]
 pub struct Waiting {
     before: c_int,

@@ -49,10 +49,11 @@ pub(crate) fn is_about_object(event_type: u32) -> bool {
     )
 }
 
-/// Counts an event that is being handed out, so that its object is not destroyed before the acknowledgement. Called while
-/// the event can no longer be withdrawn and its object not yet be freed.
+/// Counts an event that is being handed out, so that its object is not destroyed before the acknowledgement.
+/// Called while the event can no longer be withdrawn and its object not yet be freed.
 fn count(event: &AsyncEvent) {
-    // SAFETY: the subject of an event in the queue is a live object: destroying it withdraws its events first.
+    // SAFETY: the subject of an event in the queue is a live object: destroying it withdraws its events
+    // first.
     unsafe {
         match subject(event.kind as u32) {
             Subject::Queue => {
@@ -116,7 +117,8 @@ pub unsafe extern "C" fn ibv_get_async_event(
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller's promise.
     let Some(event) = (unsafe { event.as_ref() }) else { return };
-    // SAFETY: an object with an event that is not acknowledged is not freed; the type says which member is valid.
+    // SAFETY: an object with an event that is not acknowledged is not freed; the type says which member is
+    // valid.
     unsafe {
         match subject(event.event_type) {
             Subject::Queue => {

@@ -26,8 +26,8 @@ use crate::qp::PairObject;
 /// A rule in force as C sees it.
 pub type FlowObject = Object<ibv_flow, ActiveFlow>;
 
-/// Puts a rule into force (`ibv_create_flow(3)`): NULL and `errno`, `EOPNOTSUPP` for devices, queue pairs, conditions and actions without
-/// flow steering, `EINVAL` for what is malformed.
+/// Puts a rule into force (`ibv_create_flow(3)`): NULL and `errno`, `EOPNOTSUPP` for devices, queue pairs,
+/// conditions and actions without flow steering, `EINVAL` for what is malformed.
 ///
 /// # Safety
 /// The pointers are NULL or valid, and as many conditions follow the attributes as they say.

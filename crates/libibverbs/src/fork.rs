@@ -1,5 +1,5 @@
-//! Fork support (`ibv_fork_init(3)`). The engine never pins pages, and children get copies of those that it moves, so nothing is needed
-//! to survive a fork.
+//! Fork support (`ibv_fork_init(3)`). The engine never pins pages, and children get copies of those that it
+//! moves, so nothing is needed to survive a fork.
 
 use core::ffi::{c_int, c_uint, c_void};
 

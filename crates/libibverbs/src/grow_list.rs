@@ -26,7 +26,8 @@ impl<T> GrowList<T> {
         search(self.first.load(Ordering::Acquire), &wanted)
     }
 
-    /// The entry that `wanted` picks, or a new one from `make`. If two threads make one, one of them is dropped again.
+    /// The entry that `wanted` picks, or a new one from `make`. If two threads make one, one of them is
+    /// dropped again.
     pub fn find_or_add<E>(
         &'static self,
         wanted: impl Fn(&T) -> bool,

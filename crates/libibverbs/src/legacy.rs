@@ -1,5 +1,6 @@
-//! The entry points of version IBVERBS_1.0, the ABI of 2007, which differ from the current ones in the structures that
-//! they exchange. Programs of that age see no device; everything else of that version is in [`crate::unsupported`].
+//! The entry points of version IBVERBS_1.0, the ABI of 2007, which differ from the current ones in the
+//! structures that they exchange. Programs of that age see no device; everything else of that version is in
+//! [`crate::unsupported`].
 
 use core::ffi::{c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! Conversions between the kernel's structures and those of `verbs.h`. They are historical exports; other libraries of
-//! rdma-core call them.
+//! Conversions between the kernel's structures and those of `verbs.h`. They are historical exports; other
+//! libraries of rdma-core call them.
 
 use crate::abi::{
     ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_global_route, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid,

@@ -84,7 +84,8 @@ pub(crate) fn next_handle() -> u32 {
 /// Registers memory (`ibv_reg_mr(3)`).
 ///
 /// # Safety
-/// `pd` is NULL or a protection domain; the program answers for what happens to the bytes until deregistration.
+/// `pd` is NULL or a protection domain; the program answers for what happens to the bytes until
+/// deregistration.
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -110,7 +111,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, access as u32) }
 }
 
-/// Registers memory under another address, as [`ibv_reg_mr_iova`]. The inline functions of `verbs.h` call it when the access flags may contain optional ones.
+/// Registers memory under another address, as [`ibv_reg_mr_iova`]. The inline functions of `verbs.h` call it
+/// when the access flags may contain optional ones.
 ///
 /// # Safety
 /// As for [`ibv_reg_mr`].
@@ -134,7 +136,8 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     }
 }
 
-/// Registers what a descriptor maps (`ibv_reg_dmabuf_mr(3)`). As in rdma-core the address of the result is the offset.
+/// Registers what a descriptor maps (`ibv_reg_dmabuf_mr(3)`). As in rdma-core the address of the result is
+/// the offset.
 ///
 /// # Safety
 /// As for [`ibv_reg_mr`].
@@ -156,7 +159,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     }
 }
 
-/// A region that is read as zeros and takes everything that is written (`ibv_alloc_null_mr(3)`): NULL and `errno` on failure.
+/// A region that is read as zeros and takes everything that is written (`ibv_alloc_null_mr(3)`): NULL and
+/// `errno` on failure.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _call = Call::new();
     // SAFETY: the caller's promise.
@@ -185,8 +189,8 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
     unsafe { ibv_reg_mr_iova2(pd, attr.addr, attr.length, iova, attr.access as u32) }
 }
 
-/// Changes a region (`ibv_rereg_mr(3)`): 0, or an `enum ibv_rereg_mr_err_code` with `errno`. The keys stay; on failure
-/// the region is as it was.
+/// Changes a region (`ibv_rereg_mr(3)`): 0, or an `enum ibv_rereg_mr_err_code` with `errno`. The keys stay;
+/// on failure the region is as it was.
 ///
 /// # Safety
 /// `mr` is NULL or a region that no request uses; as for [`ibv_reg_mr`] for the new bytes.
@@ -274,8 +278,8 @@ pub(crate) unsafe extern "C" fn advise_mr(
 }
 
 /// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it, `EINVAL`
-/// for one that was imported within the process. Of another process's it ends the import alone: the region itself is its exporter's. When it returns,
-/// nobody touches the bytes any more.
+/// for one that was imported within the process. Of another process's it ends the import alone: the region
+/// itself is its exporter's. When it returns, nobody touches the bytes any more.
 ///
 /// # Safety
 /// `mr` is NULL or a region that is not used any more.

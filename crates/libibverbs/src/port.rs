@@ -143,8 +143,8 @@ pub unsafe extern "C" fn ibv_query_gid(
     0
 }
 
-/// Whether the entry is RoCE v2 (1) or not (0), as the file of sysfs says it. Programs use this private function to print
-/// the table.
+/// Whether the entry is RoCE v2 (1) or not (0), as the file of sysfs says it. Programs use this private
+/// function to print the table.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context; `kind` is NULL or valid.
@@ -180,7 +180,8 @@ fn entry(gid: &Gid) -> ibv_gid_entry {
     }
 }
 
-/// One entry with its kind and interface (`ibv_query_gid_ex(3)`): an error number, `ENODATA` for an empty entry.
+/// One entry with its kind and interface (`ibv_query_gid_ex(3)`): an error number, `ENODATA` for an empty
+/// entry.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context; `target` is NULL or has room for `size` bytes.

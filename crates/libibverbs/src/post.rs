@@ -1,4 +1,5 @@
-//! Posting work requests (`ibv_post_send(3)`, `ibv_post_recv(3)`). No lock but those of the queue, no allocation.
+//! Posting work requests (`ibv_post_send(3)`, `ibv_post_recv(3)`). No lock but those of the queue, no
+//! allocation.
 
 use core::ffi::c_int;
 
@@ -26,7 +27,8 @@ const _: () = {
 /// The elements of a scatter/gather list from C.
 ///
 /// # Safety
-/// `list` points to `count` elements, which stay as they are while the slice is used; it is not looked at for a count of 0.
+/// `list` points to `count` elements, which stay as they are while the slice is used; it is not looked at for
+/// a count of 0.
 #[inline]
 pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], PostError> {
     match usize::try_from(count) {
@@ -39,8 +41,9 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
 
 /// Takes a send request from C over into `request`, which is a new one.
 ///
-/// The request is filled where it lies, and not returned: a copy would read bytes as words that were stored one by one, and the processor makes such a
-/// load wait until all stores before it have left for the caches, those into memory of another processor, too.
+/// The request is filled where it lies, and not returned: a copy would read bytes as words that were stored
+/// one by one, and the processor makes such a load wait until all stores before it have left for the caches,
+/// those into memory of another processor, too.
 ///
 /// # Safety
 /// The list of the request is valid while `request` is used.

@@ -1,7 +1,8 @@
 //! The work request builders (`ibv_wr_post(3)`).
 //!
-//! From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` one thread owns the builder. Requests are gathered in arrays
-//! that keep their memory from one batch to the next, and posted together: all of them, or, after a mistake, none.
+//! From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` one thread owns the builder. Requests are
+//! gathered in arrays that keep their memory from one batch to the next, and posted together: all of them,
+//! or, after a mistake, none.
 
 use core::ffi::{c_int, c_void};
 use std::borrow::Cow;
@@ -65,7 +66,8 @@ impl From<PostError> for Mistake {
 }
 
 impl Batch {
-    /// The first mistake counts. `why` says what is wrong where the error does not, and `size` how much there is of what is too much.
+    /// The first mistake counts. `why` says what is wrong where the error does not, and `size` how much there
+    /// is of what is too much.
     #[cold]
     #[inline(never)]
     fn mistaken(&mut self, error: PostError, why: Option<&'static str>, size: usize) {
@@ -471,7 +473,8 @@ pub(crate) unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
 }
 
-/// Shows the requests that were gathered: `wr_id`, operation, flags, elements, bytes, address and key at the peer.
+/// Shows the requests that were gathered: `wr_id`, operation, flags, elements, bytes, address and key at the
+/// peer.
 ///
 /// # Safety
 /// The caller owns the builder.

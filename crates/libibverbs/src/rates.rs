@@ -2,7 +2,8 @@
 
 use core::ffi::{c_int, c_uint};
 
-/// The rates: the value of `enum ibv_rate`, the multiple of 2.5 Gb/s where it is whole, the data rate in Mb/s.
+/// The rates: the value of `enum ibv_rate`, the multiple of 2.5 Gb/s where it is whole, the data rate in
+/// Mb/s.
 const RATES: &[(c_uint, Option<c_int>, c_int)] = &[
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),

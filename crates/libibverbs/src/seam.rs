@@ -1,10 +1,11 @@
-//! Where calls can be watched: a trace, or faults. One interface ([`Watcher`]) carries every call of verbs and rdma_cm, with its arguments and its
-//! answer; and with them the requests that it posts ([`sends`], [`receives`], [`gathered`]) and the completions that it hands out ([`completed`],
-//! [`under_cursor`]).
+//! Where calls can be watched: a trace, or faults. One interface ([`Watcher`]) carries every call of verbs
+//! and rdma_cm, with its arguments and its answer; and with them the requests that it posts ([`sends`],
+//! [`receives`], [`gathered`]) and the completions that it hands out ([`completed`], [`under_cursor`]).
 //!
-//! Functions that programs call by name come through [`pass`] while [`ACTIVE`] is true. It is true before the first call, which finds out whether anybody
-//! watches. Functions that `verbs.h` calls through the tables of an object are replaced in the tables of watched processes ([`Table`]), so that
-//! nothing is looked at in others.
+//! Functions that programs call by name come through [`pass`] while [`ACTIVE`] is true. It is true before the
+//! first call, which finds out whether anybody watches. Functions that `verbs.h` calls through the tables of
+//! an object are replaced in the tables of watched processes ([`Table`]), so that nothing is looked at in
+//! others.
 
 mod tables;
 mod work;
@@ -24,8 +25,8 @@ pub use work::{
     receives, reports_all, sends, under_cursor,
 };
 
-/// The arguments of a call, in their order. What a function does not have may hold anything, and of an argument that is narrower than a register
-/// only the low bits count.
+/// The arguments of a call, in their order. What a function does not have may hold anything, and of an
+/// argument that is narrower than a register only the low bits count.
 pub type Arguments = [usize; 6];
 
 /// A function of integers and pointers.
@@ -84,7 +85,8 @@ pub struct Answer {
 
 /// Somebody who watches all calls of the process.
 ///
-/// Both functions are called with no lock of the engine. The thread may be cancelled between them: what a watcher keeps from one to the other is a word.
+/// Both functions are called with no lock of the engine. The thread may be cancelled between them: what a
+/// watcher keeps from one to the other is a word.
 pub trait Watcher: Sync {
     /// A call begins. An answer takes the place of the call.
     ///
@@ -92,7 +94,8 @@ pub trait Watcher: Sync {
     /// The arguments are right for the function.
     unsafe fn begins(&self, function: &'static Function, arguments: &Arguments) -> (usize, Option<Answer>);
 
-    /// The call has ended; its results are where the arguments say. The program gets the answer that is returned.
+    /// The call has ended; its results are where the arguments say. The program gets the answer that is
+    /// returned.
     ///
     /// # Safety
     /// The same, and `word` is what [`Watcher::begins`] has returned for this call.
@@ -105,7 +108,8 @@ pub trait Watcher: Sync {
     ) -> Answer;
 }
 
-/// Finds out whether anybody watches this process. It may be called several times, and says the same each time.
+/// Finds out whether anybody watches this process. It may be called several times, and says the same each
+/// time.
 pub type Start = fn() -> Option<&'static dyn Watcher>;
 
 /// Whether a call by name comes through [`pass`].

@@ -46,8 +46,8 @@ pub(crate) fn acknowledgement(c: *mut ibv_srq) -> Acknowledgement {
     }
 }
 
-/// A new queue (`ibv_create_srq(3)`): NULL and `errno` on failure. The sizes in `attr` become the real ones; the limit in it is not
-/// looked at.
+/// A new queue (`ibv_create_srq(3)`): NULL and `errno` on failure. The sizes in `attr` become the real ones;
+/// the limit in it is not looked at.
 ///
 /// # Safety
 /// The pointers are NULL or live objects.
@@ -148,7 +148,8 @@ unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }
 
-/// Changes the size and arms the limit (`ibv_modify_srq(3)`): an error number. On an error nothing has changed.
+/// Changes the size and arms the limit (`ibv_modify_srq(3)`): an error number. On an error nothing has
+/// changed.
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -180,8 +181,8 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     0
 }
 
-/// Ends a queue (`ibv_create_srq(3)`): an error number, `EBUSY` while queue pairs use it. Waits until all events that were handed out
-/// are acknowledged.
+/// Ends a queue (`ibv_create_srq(3)`): an error number, `EBUSY` while queue pairs use it. Waits until all
+/// events that were handed out are acknowledged.
 ///
 /// # Safety
 /// `srq` is NULL or a queue that is not used any more.

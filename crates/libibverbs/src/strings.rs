@@ -1,5 +1,5 @@
-//! Names of enumeration values (`ibv_node_type_str(3)`, `ibv_event_type_str(3)`, `ibv_wc_status_str(3)`). Programs print
-//! them and tests compare them, so the wording is that of rdma-core.
+//! Names of enumeration values (`ibv_node_type_str(3)`, `ibv_event_type_str(3)`, `ibv_wc_status_str(3)`).
+//! Programs print them and tests compare them, so the wording is that of rdma-core.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 

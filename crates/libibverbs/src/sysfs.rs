@@ -1,5 +1,5 @@
-//! Historical helpers that read files of sysfs. Files of this library's devices do not stand there: they are answered here, with the
-//! text that the kernel has for its own.
+//! Historical helpers that read files of sysfs. Files of this library's devices do not stand there: they are
+//! answered here, with the text that the kernel has for its own.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
@@ -9,7 +9,8 @@ use adverb_core::{setting, sysfs};
 
 use crate::device::devices;
 
-/// The text of a file below `/sys/class/infiniband` or `/sys/class/infiniband_verbs`, if it belongs to a device of this library.
+/// The text of a file below `/sys/class/infiniband` or `/sys/class/infiniband_verbs`, if it belongs to a
+/// device of this library.
 pub fn answer(path: &str) -> Option<String> {
     let known = devices().ok()?;
     let known: Vec<_> = known.iter().map(|device| (device.description(), &**device.transport())).collect();
@@ -21,7 +22,8 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads `directory/file` into `buffer`; a trailing newline becomes the terminator. Returns the length, or -1.
+/// Reads `directory/file` into `buffer`; a trailing newline becomes the terminator. Returns the length,
+/// or -1.
 ///
 /// # Safety
 /// The strings are terminated, and `buffer` has room for `size` bytes.

@@ -1,7 +1,7 @@
 //! Exports that exist so that programs and other libraries load, for things that no device here has.
 //!
-//! Each of the shapes says "not supported" as the manual pages do for its return type. One function serves all names of
-//! one shape: the arguments are never looked at.
+//! Each of the shapes says "not supported" as the manual pages do for its return type. One function serves
+//! all names of one shape: the arguments are never looked at.
 
 use core::ffi::{c_int, c_void};
 

@@ -51,8 +51,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     0
 }
 
-/// Binds a window of type 1: an error number. Its key is another one when this returns, though it opens something only once the request
-/// is complete.
+/// Binds a window of type 1: an error number. Its key is another one when this returns, though it opens
+/// something only once the request is complete.
 // IB-MW-12
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     // SAFETY: the caller's promise.

@@ -1,5 +1,5 @@
-//! Work queues, tables of them, and queue pairs that spread frames over them (`ibv_create_wq(3)`, `ibv_create_rwq_ind_table(3)`,
-//! `ibv_create_qp_ex(3)`).
+//! Work queues, tables of them, and queue pairs that spread frames over them (`ibv_create_wq(3)`,
+//! `ibv_create_rwq_ind_table(3)`, `ibv_create_qp_ex(3)`).
 
 use core::ffi::c_int;
 use std::sync::Arc;

@@ -20,9 +20,9 @@ use crate::qp::{PairObject, allocate};
 /// An open XRC domain as C sees it.
 pub type XrcDomainObject = Object<ibv_xrcd, Arc<XrcDomain>>;
 
-/// Opens a domain (`ibv_open_xrcd(3)`): NULL and `errno` on failure, as Linux: `EINVAL` for attributes that are missing and for `O_EXCL`
-/// where there is a domain, `EAGAIN` where there is none and none shall be made, `EBADF` for a bad descriptor, `EOPNOTSUPP`
-/// for unknown attributes and devices without XRC.
+/// Opens a domain (`ibv_open_xrcd(3)`): NULL and `errno` on failure, as Linux: `EINVAL` for attributes that
+/// are missing and for `O_EXCL` where there is a domain, `EAGAIN` where there is none and none shall be made,
+/// `EBADF` for a bad descriptor, `EOPNOTSUPP` for unknown attributes and devices without XRC.
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -83,7 +83,8 @@ fn file_id(fd: c_int) -> Option<FileId> {
     }
 }
 
-/// Closes a domain (`ibv_open_xrcd(3)`): an error number, `EBUSY` while what was made or opened with it is there.
+/// Closes a domain (`ibv_open_xrcd(3)`): an error number, `EBUSY` while what was made or opened with it is
+/// there.
 ///
 /// # Safety
 /// `xrcd` is NULL or a domain that is not used any more.
@@ -124,8 +125,9 @@ pub(crate) unsafe fn create_target(context: *mut ibv_context, attr: &mut ibv_qp_
     }
 }
 
-/// Another object for a target queue pair of the domain (`ibv_open_qp(3)`): NULL and `errno`, `EINVAL` for attributes that are missing and
-/// where the domain has no such queue pair. It counts like the creator's: the queue pair goes with the last of them.
+/// Another object for a target queue pair of the domain (`ibv_open_qp(3)`): NULL and `errno`, `EINVAL` for
+/// attributes that are missing and where the domain has no such queue pair. It counts like the creator's: the
+/// queue pair goes with the last of them.
 ///
 /// # Safety
 /// The pointers are NULL or valid.

@@ -1,7 +1,7 @@
 //! Link arguments: soname, version nodes, and a stand-in for libibverbs.so.1 to link against.
 //!
-//! Cargo cannot make one shared library wait for another, so the linker gets a stand-in made here: a library with the
-//! soname of the real one that defines the same private names, and nothing behind them.
+//! Cargo cannot make one shared library wait for another, so the linker gets a stand-in made here: a library
+//! with the soname of the real one that defines the same private names, and nothing behind them.
 
 use std::fmt::Write as _;
 

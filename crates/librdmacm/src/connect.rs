@@ -50,8 +50,8 @@ const DEFAULT: rdma_conn_param = rdma_conn_param {
     qp_num: 0,
 };
 
-/// The queue pair that the identifier shows, which need not be made by `rdma_create_qp`, or on iWARP the one with this number: on
-/// InfiniBand a program manages a queue pair that it does not show here.
+/// The queue pair that the identifier shows, which need not be made by `rdma_create_qp`, or on iWARP the one
+/// with this number: on InfiniBand a program manages a queue pair that it does not show here.
 ///
 /// # Safety
 /// The object lives.
@@ -135,7 +135,8 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_
     }
 }
 
-/// Starts connecting or accepting, and on a synchronous identifier waits for the outcome, if `act` says that there will be one.
+/// Starts connecting or accepting, and on a synchronous identifier waits for the outcome, if `act` says that
+/// there will be one.
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
@@ -175,7 +176,8 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
     answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.reject(bytes)))
 }
 
-/// Refuses a request for its vendor options (`rdma_reject_ece(3)`). No device here has any, so it is refused as for any other reason.
+/// Refuses a request for its vendor options (`rdma_reject_ece(3)`). No device here has any, so it is refused
+/// as for any other reason.
 ///
 /// # Safety
 /// As for [`rdma_reject`].

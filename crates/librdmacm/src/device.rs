@@ -1,5 +1,5 @@
-//! The devices as rdma_cm sees them: each is opened once, with a default protection domain, and shared by all identifiers
-//! (`rdma_get_devices(3)`).
+//! The devices as rdma_cm sees them: each is opened once, with a default protection domain, and shared by all
+//! identifiers (`rdma_get_devices(3)`).
 
 use core::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -153,8 +153,8 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
     }
 }
 
-/// A synchronous identifier for an address that was looked up: bound, or with address and route resolved; with attributes
-/// also its queue pair, or those of its requests (`rdma_create_ep(3)`).
+/// A synchronous identifier for an address that was looked up: bound, or with address and route resolved;
+/// with attributes also its queue pair, or those of its requests (`rdma_create_ep(3)`).
 ///
 /// # Safety
 /// The pointers are NULL or valid.

@@ -23,8 +23,8 @@ use crate::route::c_address;
 /// An event as C sees it. Freeing it acknowledges it; until then its private data lies inside.
 type EventObject = Object<rdma_cm_event, Event>;
 
-/// Takes the next event of a channel (`rdma_get_cm_event(3)`): -1 and `errno` on failure, `EAGAIN` if the descriptor was made
-/// non-blocking. A cancellation point.
+/// Takes the next event of a channel (`rdma_get_cm_event(3)`): -1 and `errno` on failure, `EAGAIN` if the
+/// descriptor was made non-blocking. A cancellation point.
 ///
 /// # Safety
 /// `channel` is NULL or a channel; `event` is NULL or valid.
@@ -56,7 +56,8 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     }
 }
 
-/// -1 and `errno`; on a channel that is destroyed, or is being destroyed by another thread, as if the wait had begun earlier.
+/// -1 and `errno`; on a channel that is destroyed, or is being destroyed by another thread, as if the wait
+/// had begun earlier.
 fn no_event(channel: *mut rdma_event_channel, errno: c_int) -> c_int {
     if errno != libc::EINTR && retired::is_known(channel) {
         return fail(refusal(&wait_in_vain()));
@@ -64,8 +65,8 @@ fn no_event(channel: *mut rdma_event_channel, errno: c_int) -> c_int {
     fail(errno)
 }
 
-/// Makes the C event, and brings the structure of its identifier up to date. `None` if a connection request could not be
-/// taken in; it is refused then.
+/// Makes the C event, and brings the structure of its identifier up to date. `None` if a connection request
+/// could not be taken in; it is refused then.
 ///
 /// # Safety
 /// `channel` is the channel that the event came from.
@@ -173,8 +174,8 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     0
 }
 
-/// Waits for the outcome of the last call on a synchronous identifier, which then shows the event; returns at once for
-/// others.
+/// Waits for the outcome of the last call on a synchronous identifier, which then shows the event; returns at
+/// once for others.
 ///
 /// # Safety
 /// The object lives.

@@ -44,8 +44,8 @@ pub(crate) type ChannelObject = Object<rdma_event_channel, Arc<EventChannel>>;
 pub(crate) struct IdSide {
     /// The identifier.
     pub(crate) core: Arc<Identifier>,
-    /// The queue pair that `rdma_get_request` makes for each request of this listener. Set before anybody else knows the
-    /// identifier.
+    /// The queue pair that `rdma_get_request` makes for each request of this listener. Set before anybody
+    /// else knows the identifier.
     pub(crate) queue_pair: UnsafeCell<Option<ibv_qp_init_attr>>,
 }
 
@@ -86,7 +86,8 @@ fn channel_object(core: Arc<EventChannel>) -> *mut rdma_event_channel {
     ChannelObject::allocate(rdma_event_channel { fd: core.descriptor() }, core).cast()
 }
 
-/// Ends a channel (`rdma_create_event_channel(3)`). Identifiers that still report on it keep its descriptor open.
+/// Ends a channel (`rdma_create_event_channel(3)`). Identifiers that still report on it keep its descriptor
+/// open.
 ///
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
@@ -156,7 +157,8 @@ pub(crate) unsafe fn create(
     wrap(core, channel, context)
 }
 
-/// The C object of a new core identifier that reports on `channel`, or, if that is NULL, on a channel of its own.
+/// The C object of a new core identifier that reports on `channel`, or, if that is NULL, on a channel of its
+/// own.
 pub(crate) fn wrap(
     core: Arc<Identifier>,
     channel: *mut rdma_event_channel,
@@ -177,7 +179,8 @@ pub(crate) fn wrap(
 pub(crate) fn refresh(object: &IdObject) -> Result<()> {
     let core = &object.inner.core;
     let c = object.c();
-    // SAFETY: fields of a live structure, which belong to the thread that the manual pages let use the identifier.
+    // SAFETY: fields of a live structure, which belong to the thread that the manual pages let use the
+    // identifier.
     unsafe {
         refresh_route(c, core);
         if let (Some(device), true) = (core.device(), (*c).verbs.is_null()) {
@@ -203,7 +206,8 @@ pub(crate) unsafe fn drop_event(object: &IdObject) {
     }
 }
 
-/// Ends an identifier (`rdma_destroy_id(3)`): waits until its events are acknowledged. Its queue pair stays as it is.
+/// Ends an identifier (`rdma_destroy_id(3)`): waits until its events are acknowledged. Its queue pair stays
+/// as it is.
 ///
 /// # Safety
 /// `id` is NULL or an identifier that is not used any more.
@@ -367,7 +371,8 @@ pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     peer.map_or(0, |address| address.port().to_be())
 }
 
-/// Sets an option (`rdma_set_option(3)`): `ENOSYS` for one that does not exist, `EINVAL` for a value of the wrong size.
+/// Sets an option (`rdma_set_option(3)`): `ENOSYS` for one that does not exist, `EINVAL` for a value of the
+/// wrong size.
 ///
 /// # Safety
 /// `id` is NULL or an identifier; `value` points to `length` bytes.

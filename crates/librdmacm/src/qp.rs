@@ -27,7 +27,8 @@ fn verbs_failed(what: &'static str) -> Error {
     Error::new(errno(), what)
 }
 
-/// Makes the identifier's queue pair, and completion queues for it where none are given (`rdma_create_qp(3)`).
+/// Makes the identifier's queue pair, and completion queues for it where none are given
+/// (`rdma_create_qp(3)`).
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -167,8 +168,8 @@ unsafe fn create_queues(object: &IdObject, send: u32, receive: u32) -> Result<()
 /// The object lives; nobody uses the queues.
 unsafe fn destroy_queues(object: &IdObject) {
     let c = object.c();
-    // SAFETY: fields of a live structure; what they point to was made by `create_queues`, or, for a queue that serves both
-    // directions, is the same object twice.
+    // SAFETY: fields of a live structure; what they point to was made by `create_queues`, or, for a queue
+    // that serves both directions, is the same object twice.
     unsafe {
         let (send, receive): (*mut ibv_cq, *mut ibv_cq) = ((*c).send_cq, (*c).recv_cq);
         if !receive.is_null() {

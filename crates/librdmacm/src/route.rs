@@ -11,7 +11,8 @@ use adverb_libibverbs::qp::c_attributes;
 use crate::abi::rdma_cm_id;
 use crate::address;
 
-/// In a path record: exactly this MTU or time, and a rate of at least 10 Gbit/s, which no program of a software device can rely on.
+/// In a path record: exactly this MTU or time, and a rate of at least 10 Gbit/s, which no program of a
+/// software device can rely on.
 const EXACTLY: u8 = 2;
 const RATE_10_GBPS: u8 = 3;
 

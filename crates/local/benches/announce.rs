@@ -1,4 +1,5 @@
-//! The cost of the right to use another process's memory: to announce the use, to look up a key and a queue pair, and to take the announcement back.
+//! The cost of the right to use another process's memory: to announce the use, to look up a key and a queue
+//! pair, and to take the announcement back.
 
 use std::hint::black_box;
 use std::sync::Arc;

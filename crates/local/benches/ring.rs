@@ -1,7 +1,7 @@
 //! What a record of 8 bytes costs between two processes: `cargo bench -p adverb-local`.
 //!
-//! Time is taken over many short windows; on a machine that others use, too, the quickest tenth of them are those in which both processes had a
-//! processor.
+//! Time is taken over many short windows; on a machine that others use, too, the quickest tenth of them are
+//! those in which both processes had a processor.
 
 #[path = "../tests/processes/pair.rs"]
 mod pair;

@@ -4,7 +4,8 @@ use crate::sync::Word;
 
 const WORD: usize = 8;
 
-/// Writes `bytes` at byte `offset` of `words`, which no other thread should be writing. Panics if they do not fit.
+/// Writes `bytes` at byte `offset` of `words`, which no other thread should be writing. Panics if they do not
+/// fit.
 #[inline]
 pub(crate) fn store(words: &[Word], offset: usize, mut bytes: &[u8]) {
     let mut index = offset / WORD;

@@ -5,14 +5,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), shared by the side that sleeps on it and the side that rings it.
 ///
-/// Both share its flags and its count, and either may do with them as it likes: have writes wait, and fill it. So neither side goes by the count. The sleeper
-/// watches it in an epoll(7) set of its own, edge-triggered, for [`CHANGES`]; to ring is to add nothing to the count, for which there is
-/// always room, and which the set reports all the same.
+/// Both share its flags and its count, and either may do with them as it likes: have writes wait, and fill
+/// it. So neither side goes by the count. The sleeper watches it in an epoll(7) set of its own,
+/// edge-triggered, for [`CHANGES`]; to ring is to add nothing to the count, for which there is always room,
+/// and which the set reports all the same.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
 
-/// What an epoll set is to report of a doorbell, of which one or the other always holds: that there is room, so that each ring is reported whatever the other side
-/// has done with the count; and that there is something to read, which is how a ring shows.
+/// What an epoll set is to report of a doorbell, of which one or the other always holds: that there is room,
+/// so that each ring is reported whatever the other side has done with the count; and that there is something
+/// to read, which is how a ring shows.
 pub const CHANGES: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
 
 impl Doorbell {
@@ -34,9 +36,11 @@ impl Doorbell {
         (kind.as_os_str() == "anon_inode:[eventfd]").then_some(Doorbell(descriptor))
     }
 
-    /// Wakes the side that watches it. That side can keep the ring from working by its own use of the doorbell: the loss is its own.
+    /// Wakes the side that watches it. That side can keep the ring from working by its own use of the
+    /// doorbell: the loss is its own.
     pub fn ring(&self) {
-        // No write fills it so far that nothing has no room, but the kernel itself may, for asynchronous I/O: then there is an error to be seen, and no room.
+        // No write fills it so far that nothing has no room, but the kernel itself may, for asynchronous I/O:
+        // then there is an error to be seen, and no room.
         let mut room =
             libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, as it says; no waiting.

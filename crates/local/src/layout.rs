@@ -1,14 +1,17 @@
-//! How the segment is laid out. Everything in it is an atomic word: the other process may change any of it at any time.
+//! How the segment is laid out. Everything in it is an atomic word: the other process may change any of it at
+//! any time.
 
 use crate::sync::{AtomicU64, Word};
 #[cfg(not(loom))]
 use std::mem::offset_of;
 
-/// Words of a slot: a cache line. The first word of a record's first slot is its ready word. The rest of its slots carries the record's bytes.
+/// Words of a slot: a cache line. The first word of a record's first slot is its ready word. The rest of its
+/// slots carries the record's bytes.
 pub(crate) const SLOT_WORDS: usize = if cfg!(loom) { 2 } else { 8 };
 /// Slots of a ring, a power of two.
 pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
-/// Bytes of the longest record: with its ready word, half of the ring, so that one fits into an empty ring wherever that stands.
+/// Bytes of the longest record: with its ready word, half of the ring, so that one fits into an empty ring
+/// wherever that stands.
 pub(crate) const MAX_RECORD: usize = (SLOTS / 2 * SLOT_WORDS - 1) * 8;
 
 /// Announcements that a side can have made at once.
@@ -40,7 +43,8 @@ pub(crate) struct Line<T>(pub(crate) T);
 pub(crate) struct Side {
     /// Looked at by the other side after each record; seldom written.
     pub(crate) flags: Alone<Flags>,
-    /// How many slots of the other side's ring this side's consumer has given back since the beginning, modulo 2^64.
+    /// How many slots of the other side's ring this side's consumer has given back since the beginning,
+    /// modulo 2^64.
     pub(crate) credit: Alone<AtomicU64>,
     /// The entries of the other's table that this side uses now: see [`crate::announce`].
     pub(crate) announced: [Line<AtomicU64>; HAZARD_SLOTS],
@@ -68,7 +72,8 @@ impl Default for Slots {
     }
 }
 
-/// For each slot of a ring, which side may use the memory that the record beginning there speaks of: see [`crate::ring`].
+/// For each slot of a ring, which side may use the memory that the record beginning there speaks of: see
+/// [`crate::ring`].
 #[cfg_attr(not(loom), repr(C, align(128)))]
 pub(crate) struct Claims(pub(crate) [AtomicU64; SLOTS]);
 

@@ -1,4 +1,5 @@
-//! Memory without a name that processes share: how it is made, what is checked before another process's is used, and how it is mapped.
+//! Memory without a name that processes share: how it is made, what is checked before another process's is
+//! used, and how it is mapped.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -13,7 +14,8 @@ pub(crate) const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | 
 /// What memory that others change may be looked at as.
 ///
 /// # Safety
-/// Made of atomic integers and padding: every bit pattern is valid, and another process's store is no data race.
+/// Made of atomic integers and padding: every bit pattern is valid, and another process's store is no data
+/// race.
 pub(crate) unsafe trait Words {}
 
 /// Fresh memory of the size of a `T`, all zeros, not sealed yet, closed on exec.
@@ -37,11 +39,12 @@ pub(crate) fn seal(file: &File, seals: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
 
-/// Opens another process's file of a `T` with these seals. An error of the kind `InvalidData` if it is not sealed like that, or has another size.
+/// Opens another process's file of a `T` with these seals. An error of the kind `InvalidData` if it is not
+/// sealed like that, or has another size.
 pub(crate) fn open<T: Words>(descriptor: OwnedFd, seals: libc::c_int) -> io::Result<File> {
     let file = File::from(descriptor);
-    // Seals first: a file that no process can make shorter does not become so after its length has been looked at.
-    // SAFETY: fcntl(2) on a descriptor of ours.
+    // Seals first: a file that no process can make shorter does not become so after its length has been
+    // looked at. SAFETY: fcntl(2) on a descriptor of ours.
     let found = if cfg!(miri) { seals } else { unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } };
     if found < 0 || found & seals != seals {
         return Err(invalid("the descriptor is not that of sealed memory"));
@@ -70,8 +73,8 @@ unsafe impl<T: Words> Send for MappedMemory<T> {}
 unsafe impl<T: Words> Sync for MappedMemory<T> {}
 
 impl<T: Words> MappedMemory<T> {
-    /// Maps a file of the size of a `T`, which cannot become shorter. `protection` and `flags` are those of mmap(2); what is mapped without
-    /// `PROT_WRITE` is only to be read.
+    /// Maps a file of the size of a `T`, which cannot become shorter. `protection` and `flags` are those of
+    /// mmap(2); what is mapped without `PROT_WRITE` is only to be read.
     pub(crate) fn new(file: &File, protection: libc::c_int, flags: libc::c_int) -> io::Result<Self> {
         #[cfg(miri)]
         return Ok(MappedMemory { at: crate::ordinary::find::<T>(file)?, process: std::process::id() });
@@ -104,8 +107,9 @@ impl<T: Words> Deref for MappedMemory<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: as many bytes are mapped there, page-aligned, until `self` goes; `T` is atomic words, which may have any value, and which other
-        // processes may change. The file's seals keep the pages from going away.
+        // SAFETY: as many bytes are mapped there, page-aligned, until `self` goes; `T` is atomic words, which
+        // may have any value, and which other processes may change. The file's seals keep the pages from
+        // going away.
         unsafe { self.at.as_ref() }
     }
 }
@@ -123,7 +127,8 @@ impl<T: Words> Drop for MappedMemory<T> {
 /// Memory without a name, closed on exec, that takes seals.
 fn memfd(name: &CStr) -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // Some systems allow only memory that cannot be executed (sysctl vm.memfd_noexec); older kernels do not know the flag.
+    // Some systems allow only memory that cannot be executed (sysctl vm.memfd_noexec); older kernels do not
+    // know the flag.
     for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
         // SAFETY: a live string and plain flags.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };

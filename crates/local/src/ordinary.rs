@@ -1,5 +1,5 @@
-//! In place of memory that processes share, for Miri, which knows none: one process has both sides, in ordinary memory that is found by what its file says,
-//! and stays for ever. There are no seals.
+//! In place of memory that processes share, for Miri, which knows none: one process has both sides, in
+//! ordinary memory that is found by what its file says, and stays for ever. There are no seals.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::HashMap;

@@ -19,14 +19,16 @@ unsafe impl Words for SegmentLayout {}
 const NAME: &CStr = c"adverb-local";
 const PROTECTION: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// One process's share of a segment, before it is taken apart into its halves. The memory goes when both of these are gone, in both processes.
+/// One process's share of a segment, before it is taken apart into its halves. The memory goes when both of
+/// these are gone, in both processes.
 pub struct Segment {
     memory: Arc<MappedMemory<SegmentLayout>>,
     which: Which,
     registration: Registration,
 }
 
-/// The parts that a side has of a segment. None of them shares state with another: each may be behind a lock of its own.
+/// The parts that a side has of a segment. None of them shares state with another: each may be behind a lock
+/// of its own.
 pub struct Parts {
     /// The writer of the ring that this side writes.
     pub producer: Producer,
@@ -47,7 +49,8 @@ impl Segment {
         Self::create_with(Registration::take())
     }
 
-    /// A new segment, as [`create`](Self::create), of a process that has the registration `registration` for membarrier(2).
+    /// A new segment, as [`create`](Self::create), of a process that has the registration `registration` for
+    /// membarrier(2).
     pub fn create_with(registration: Registration) -> io::Result<(Segment, OwnedFd)> {
         let file = memory::create::<SegmentLayout>(NAME)?;
         memory::seal(&file, SEALS)?;
@@ -57,13 +60,14 @@ impl Segment {
         Ok((Segment { memory: Arc::new(memory), which: Which::Creator, registration }, file.into()))
     }
 
-    /// The other side of a segment that another process has created. An error of the kind `InvalidData` if the descriptor is not that of a segment
-    /// of this version which no process has opened so far.
+    /// The other side of a segment that another process has created. An error of the kind `InvalidData` if
+    /// the descriptor is not that of a segment of this version which no process has opened so far.
     pub fn open(descriptor: OwnedFd) -> io::Result<Segment> {
         Self::open_with(descriptor, Registration::take())
     }
 
-    /// The other side of a segment, as [`open`](Self::open), in a process that has the registration `registration` for membarrier(2).
+    /// The other side of a segment, as [`open`](Self::open), in a process that has the registration
+    /// `registration` for membarrier(2).
     pub fn open_with(descriptor: OwnedFd, registration: Registration) -> io::Result<Segment> {
         let file = memory::open::<SegmentLayout>(descriptor, SEALS)?;
         let memory = MappedMemory::<SegmentLayout>::new(&file, PROTECTION, libc::MAP_POPULATE)?;

@@ -22,7 +22,8 @@ pub(crate) struct Sides {
     _memory: Arc<Memory>,
 }
 
-// SAFETY: the pointers lead to atomic words that live as long as the memory, which any thread may use and release.
+// SAFETY: the pointers lead to atomic words that live as long as the memory, which any thread may use and
+// release.
 unsafe impl Send for Sides {}
 // SAFETY: as above.
 unsafe impl Sync for Sides {}
@@ -56,16 +57,16 @@ impl Sides {
         unsafe { self.peer.as_ref() }
     }
 
-    /// Whether the rare side of a fence calls membarrier(2), and the busy one does nothing. Both sides must have said so. (A peer that changes our word
-    /// for it harms itself alone: we tell it too little.)
+    /// Whether the rare side of a fence calls membarrier(2), and the busy one does nothing. Both sides must
+    /// have said so. (A peer that changes our word for it harms itself alone: we tell it too little.)
     #[inline]
     fn has_membarrier(&self) -> bool {
         let says = |side: &Side| side.flags.0.membarrier.load(Relaxed) != 0;
         says(self.own()) && says(self.peer())
     }
 
-    /// The fence of the side that stores and then looks often. With the other side's [`heavy_fence`] between its store and its look, one of the two
-    /// at least sees what the other has stored.
+    /// The fence of the side that stores and then looks often. With the other side's [`heavy_fence`] between
+    /// its store and its look, one of the two at least sees what the other has stored.
     #[inline]
     pub(crate) fn light_fence(&self) {
         if self.has_membarrier() {
@@ -76,18 +77,20 @@ impl Sides {
     }
 }
 
-/// The fence of the side that stores and then looks seldom, for any number of segments. `false` if it cannot be promised this time: all has to be
-/// tried again.
+/// The fence of the side that stores and then looks seldom, for any number of segments. `false` if it cannot
+/// be promised this time: all has to be tried again.
 #[cold]
 pub(crate) fn heavy_fence<'a>(all: impl Iterator<Item = &'a Sides> + Clone) -> bool {
-    // A busy side that passes a light fence only has passed a full one since it said that it is registered (`Sides::new`). If that fence came after this one,
-    // the busy side sees our stores. If it came before, this side sees here that the other is registered.
+    // A busy side that passes a light fence only has passed a full one since it said that it is registered
+    // (`Sides::new`). If that fence came after this one, the busy side sees our stores. If it came before,
+    // this side sees here that the other is registered.
     fence(SeqCst);
     if !all.clone().any(Sides::has_membarrier) || membarrier::barrier() {
         return true;
     }
-    // The kernel has come to refuse it, as under a seccomp filter that was put in place later. From now on both use full fences; the other may be
-    // between its store and its look now, and so only the next attempt counts.
+    // The kernel has come to refuse it, as under a seccomp filter that was put in place later. From now on
+    // both use full fences; the other may be between its store and its look now, and so only the next attempt
+    // counts.
     for sides in all {
         sides.own().flags.0.membarrier.store(0, Relaxed);
     }
@@ -103,7 +106,8 @@ pub(crate) struct View {
     claims: NonNull<Claims>,
 }
 
-// SAFETY: the pointers lead to atomic words that live as long as the sides, which any thread may use and release.
+// SAFETY: the pointers lead to atomic words that live as long as the sides, which any thread may use and
+// release.
 unsafe impl Send for View {}
 // SAFETY: as above; nothing in it changes but those words.
 unsafe impl Sync for View {}
@@ -128,7 +132,8 @@ impl View {
         #[cfg(not(any(loom, miri)))]
         let slot = std::ptr::from_ref(self.ready(position));
         #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
-        // SAFETY: it changes nothing, and cannot fault; processors that do not know it take it for no operation.
+        // SAFETY: it changes nothing, and cannot fault; processors that do not know it take it for no
+        // operation.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
         }

@@ -1,4 +1,5 @@
-//! The C library's functions that answer with a path, or that change where relative paths begin: what they answer is what the kernel would show.
+//! The C library's functions that answer with a path, or that change where relative paths begin: what they
+//! answer is what the kernel would show.
 
 use crate::behind::behind;
 use crate::calls::{PathUse, folder, instead};
@@ -41,7 +42,8 @@ static FCHDIR: Original = Original::new(c"fchdir");
 /// `path` is NULL or a C string that may be changed.
 unsafe fn shown(path: *mut c_char) -> *mut c_char {
     let Some(folder) = folder().filter(|_| !path.is_null()) else { return path };
-    // SAFETY: the caller's promise. What is shown ends where the string ends, and goes with the terminator to its beginning.
+    // SAFETY: the caller's promise. What is shown ends where the string ends, and goes with the terminator to
+    // its beginning.
     unsafe {
         let bytes = CStr::from_ptr(path).to_bytes();
         let length = bytes.len();
@@ -95,7 +97,8 @@ unsafe fn link(
     unsafe { whole_link(folder, target, size, length, again) }
 }
 
-/// The walk for a link that may lead to our files. A function by itself: it needs more of the stack than links that have nothing to do with us.
+/// The walk for a link that may lead to our files. A function by itself: it needs more of the stack than
+/// links that have nothing to do with us.
 ///
 /// # Safety
 /// As for [`link`].
@@ -195,7 +198,8 @@ unsafe extern "C" fn getcwd(buffer: *mut c_char, size: usize) -> *mut c_char {
     if unsafe { current(folder, buffer, size) } { buffer } else { found }
 }
 
-/// Writes what the process's folder is shown as, if it is one of ours and there is room; by itself for the sake of the stack.
+/// Writes what the process's folder is shown as, if it is one of ours and there is room; by itself for the
+/// sake of the stack.
 ///
 /// # Safety
 /// The buffer has `size` bytes.

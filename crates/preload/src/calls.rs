@@ -53,7 +53,8 @@ const ROOM: usize = 12 << 10;
 
 struct Memory(UnsafeCell<[u8; ROOM]>);
 
-// SAFETY: written to by the initialiser alone, which the dynamic linker calls once, before anybody looks at it.
+// SAFETY: written to by the initialiser alone, which the dynamic linker calls once, before anybody looks at
+// it.
 unsafe impl Sync for Memory {}
 
 /// Reads the file with what is to be known.
@@ -77,13 +78,15 @@ pub(crate) enum PathUse {
     Open,
     /// The function asks about what is there.
     Ask,
-    /// The function keeps the path for later, when a relative path may begin elsewhere: absolute paths alone are looked at.
+    /// The function keeps the path for later, when a relative path may begin elsewhere: absolute paths alone
+    /// are looked at.
     Later,
     /// The function starts the program that is there.
     Start,
 }
 
-/// Calls a function with what stands in for a path, if anything does, or with the path. A path that is not ours costs no memory.
+/// Calls a function with what stands in for a path, if anything does, or with the path. A path that is not
+/// ours costs no memory.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
@@ -121,7 +124,8 @@ unsafe fn concerned<'a>(what: PathUse, place: Place, path: *const c_char) -> Opt
     is_concerned.then_some((folder, bytes))
 }
 
-/// The rest of a call with a path that may be ours. A function by itself: it needs more of the stack than those whose path is not ours.
+/// The rest of a call with a path that may be ours. A function by itself: it needs more of the stack than
+/// those whose path is not ours.
 #[inline(never)]
 fn elsewhere<R>(
     folder: &Folder,
@@ -179,10 +183,12 @@ macro_rules! place {
     };
 }
 
-/// Functions that call the one behind them with another path where `$instead` knows one; a relative one begins `at` an argument.
+/// Functions that call the one behind them with another path where `$instead` knows one; a relative one
+/// begins `at` an argument.
 ///
-/// Those that are `variadic` have `...` in C in place of their last argument, an integer, which is only there with certain flags. The
-/// calling conventions of Linux on x86-64 and AArch64 pass it as if it were named, and what was not passed is not looked at.
+/// Those that are `variadic` have `...` in C in place of their last argument, an integer, which is only there
+/// with certain flags. The calling conventions of Linux on x86-64 and AArch64 pass it as if it were named,
+/// and what was not passed is not looked at.
 macro_rules! calls {
     ($($instead:ident $(at $at:ident)?: fn $name:ident $([$($before:ident: $before_type:ty),*])?
         (path $(, $after:ident: $after_type:ty)* $(,)?)
@@ -211,10 +217,12 @@ macro_rules! calls {
                     // SAFETY: the function of this name in the C library has this type, by its manual page.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                     let call = |path| {
-                        // SAFETY: the caller's arguments; another path is a C string that lives until the function has returned.
+                        // SAFETY: the caller's arguments; another path is a C string that lives until the
+                        // function has returned.
                         unsafe { original($($($before,)*)? path $(, $after)*) }
                     };
-                    // SAFETY: the caller passes what the function of this name takes: NULL or a C string for the path.
+                    // SAFETY: the caller passes what the function of this name takes: NULL or a C string for
+                    // the path.
                     unsafe { instead(PathUse::$instead, place!($($at)?), path, call) }
                 }
             }

@@ -1,8 +1,9 @@
 //! Which paths belong to RDMA devices, and where they are instead.
 //!
-//! The folder holds a tree of its own: below it each path stands once more, with links as the kernel has them. A path is walked as the kernel
-//! walks it, component by component, so that `..` behind a link leads where it leads in sysfs. What the walk reaches is a file of the folder, or
-//! it is the system's own, and then the system is asked as if this library were not there.
+//! The folder holds a tree of its own: below it each path stands once more, with links as the kernel has
+//! them. A path is walked as the kernel walks it, component by component, so that `..` behind a link leads
+//! where it leads in sysfs. What the walk reaches is a file of the folder, or it is the system's own, and
+//! then the system is asked as if this library were not there.
 
 use crate::counted;
 use crate::path::{Path, Rest, components, first};
@@ -13,7 +14,8 @@ const CLASSES: [&[u8]; 3] = [b"infiniband", b"infiniband_verbs", b"infiniband_ma
 /// How the names of platform devices of ours begin.
 const PLATFORM: &[u8] = b"adverb.";
 
-/// The names under which iproute2's `rdma` is started, and where the one that knows our devices is in the folder.
+/// The names under which iproute2's `rdma` is started, and where the one that knows our devices is in the
+/// folder.
 const COMMANDS: [&[u8]; 5] = [b"rdma", b"/usr/bin/rdma", b"/bin/rdma", b"/usr/sbin/rdma", b"/sbin/rdma"];
 const COMMAND: &[u8] = b"/bin/rdma";
 /// The file of the folder with its PCI buses, a line each, and the recipes of counters ([`crate::counted`]).
@@ -103,7 +105,8 @@ impl Folder {
         path.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with(b"/"))
     }
 
-    /// Whether the name of a bus (`0000:17`), of its root (`pci0000:17`) or of what is on it (`0000:17:00.0`) tells of a bus of ours.
+    /// Whether the name of a bus (`0000:17`), of its root (`pci0000:17`) or of what is on it (`0000:17:00.0`)
+    /// tells of a bus of ours.
     fn is_on_bus(&self, name: &[u8]) -> bool {
         let name = name.strip_prefix(b"pci").unwrap_or(name);
         let mut numbers = name.splitn(3, |&byte| byte == b':');
@@ -129,7 +132,8 @@ impl Folder {
         found.add(name)
     }
 
-    /// Whether something else is started instead of a command, since it shows RDMA devices: [`Self::command`].
+    /// Whether something else is started instead of a command, since it shows RDMA devices:
+    /// [`Self::command`].
     pub(crate) fn is_command(path: &[u8]) -> bool {
         COMMANDS.contains(&path)
     }
@@ -139,7 +143,8 @@ impl Folder {
         self.below(COMMAND, found)
     }
 
-    /// What a path of the folder's files is called by the kernel that shows it: none for other paths. The folder itself, and what is in it besides, keeps its name.
+    /// What a path of the folder's files is called by the kernel that shows it: none for other paths. The
+    /// folder itself, and what is in it besides, keeps its name.
     pub(crate) fn shown<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
         let rest = path.strip_prefix(self.name())?;
         let is_ours = rest.starts_with(SYS)
@@ -172,11 +177,12 @@ impl Folder {
         })
     }
 
-    /// Writes what to open instead of `path`, which begins in the folder that `begin` writes if it is relative, and says behind how many bytes it begins.
-    /// None: itself.
+    /// Writes what to open instead of `path`, which begins in the folder that `begin` writes if it is
+    /// relative, and says behind how many bytes it begins. None: itself.
     ///
-    /// `begin` gives a name as the system does: without links, of the folder or of the system. A link at the end of the path stays one, since the
-    /// folder's links lead to what is in the folder, too, when the kernel follows them.
+    /// `begin` gives a name as the system does: without links, of the folder or of the system. A link at the
+    /// end of the path stays one, since the folder's links lead to what is in the folder, too, when the
+    /// kernel follows them.
     pub(crate) fn file(
         &self,
         path: &[u8],
@@ -241,7 +247,8 @@ impl Folder {
                     look(found.c_str(0), rest.room())
                 }
                 Owner::System if !returns => return None,
-                // Outside of sysfs nothing is looked at: a link there that leads into it, and out again, is not worth it.
+                // Outside of sysfs nothing is looked at: a link there that leads into it, and out again, is
+                // not worth it.
                 Owner::System if !has_moved && !found.after(root).starts_with(SYS) => continue,
                 Owner::System if is_last => Kind::Other,
                 Owner::System => look(found.c_str(root), rest.room()),

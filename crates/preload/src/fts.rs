@@ -1,9 +1,12 @@
-//! Walks through trees (fts(3)): the C library goes from folder to folder with its own calls. So a walk that begins at our files gets the folder's
-//! name in front of its roots, and the links of the tree do the rest. Between two calls, the entries that the program sees say their paths without that name.
+//! Walks through trees (fts(3)): the C library goes from folder to folder with its own calls. So a walk that
+//! begins at our files gets the folder's name in front of its roots, and the links of the tree do the rest.
+//! Between two calls, the entries that the program sees say their paths without that name.
 //!
-//! Nothing is kept beside the C library's structures. Two bits of a walk's options say that its roots are such ones, and that entries are shown to the program. An
-//! entry's path begins at the walk's memory for it, or behind the folder's name there. Before the first read, the roots still have the names that the C library was given:
-//! for `fts_children`, and for the function that sorts them. Roots that are relative are left alone: below a folder of ours, the kernel finds them.
+//! Nothing is kept beside the C library's structures. Two bits of a walk's options say that its roots are
+//! such ones, and that entries are shown to the program. An entry's path begins at the walk's memory for it,
+//! or behind the folder's name there. Before the first read, the roots still have the names that the C
+//! library was given: for `fts_children`, and for the function that sorts them. Roots that are relative are
+//! left alone: below a folder of ours, the kernel finds them.
 
 use crate::behind::behind;
 use crate::calls::{folder, walked};
@@ -68,12 +71,14 @@ unsafe fn moved(walk: *mut Walk) -> Option<(&'static Folder, *mut Walk)> {
     is_moved.then_some((folder, walk))
 }
 
-/// Changes the entries that the program can see: the present one, those above it, and its children, if they were asked for.
+/// Changes the entries that the program can see: the present one, those above it, and its children, if they
+/// were asked for.
 ///
 /// # Safety
 /// The walk has returned an entry, and none later that was NULL.
 unsafe fn each(walk: *mut Walk, change: impl Fn(&mut Entry)) {
-    // SAFETY: the C library keeps these entries until its next call. The entry above a root has a level below zero.
+    // SAFETY: the C library keeps these entries until its next call. The entry above a root has a level below
+    // zero.
     unsafe {
         let mut above = (*walk).current.as_mut();
         while let Some(entry) = above.filter(|entry| entry.level >= 0) {

@@ -78,7 +78,8 @@ impl Path {
     }
 }
 
-/// What of a path has still to be walked: at the end of its memory, so that the text of a link has room in front.
+/// What of a path has still to be walked: at the end of its memory, so that the text of a link has room in
+/// front.
 pub(crate) struct Rest {
     bytes: [u8; LONGEST],
     start: usize,

@@ -1,4 +1,5 @@
-//! Patterns of paths (glob(3)): the C library looks for what matches with its own calls, unless it is given others. Here it is given ours.
+//! Patterns of paths (glob(3)): the C library looks for what matches with its own calls, unless it is given
+//! others. Here it is given ours.
 
 use crate::behind::behind;
 use crate::calls::{PathUse, folder, instead};

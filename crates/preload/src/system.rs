@@ -10,7 +10,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 type OfPath = unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int;
 type OfDescriptor = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
 
-/// What the kernel would say of a file of ours, by its name in the folder; nothing of others, of which all is said already.
+/// What the kernel would say of a file of ours, by its name in the folder; nothing of others, of which all is
+/// said already.
 ///
 /// # Safety
 /// `ask` takes `status`.
@@ -22,7 +23,8 @@ unsafe fn ours(name: &[u8], ask: OfPath, status: *mut c_void) {
     unsafe { ask(mounted.as_ptr(), status) };
 }
 
-/// Fills `status` as [`ours`], for a file of ours by its descriptor. A function by itself, since it needs more of the stack.
+/// Fills `status` as [`ours`], for a file of ours by its descriptor. A function by itself, since it needs
+/// more of the stack.
 ///
 /// # Safety
 /// As for [`ours`].
@@ -59,7 +61,8 @@ macro_rules! systems {
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $path(path: *const c_char, status: *mut c_void) -> c_int {
                 let original = behind!($of_path as OfPath);
-                // SAFETY: the caller passes what the function takes; another path is a C string that lives as long.
+                // SAFETY: the caller passes what the function takes; another path is a C string that lives as
+                // long.
                 unsafe {
                     instead(PathUse::Ask, Place::Current, path, |path| {
                         let result = original(path, status);

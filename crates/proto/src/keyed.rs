@@ -1,4 +1,5 @@
-//! Numbers that nobody guesses who does not know the key: SipHash-2-4 (Aumasson and Bernstein, 2012) of a count.
+//! Numbers that nobody guesses who does not know the key: SipHash-2-4 (Aumasson and Bernstein, 2012) of a
+//! count.
 
 /// A secret of its owner, from a source of random bits.
 pub type Key = [u64; 2];
@@ -37,7 +38,8 @@ fn rounds([a, b, c, d]: &mut [u64; 4], count: usize) {
     }
 }
 
-/// The number below `1 << bits` that belongs to `count`: of as many counts in a row, each number once. Up to 32 bits.
+/// The number below `1 << bits` that belongs to `count`: of as many counts in a row, each number once. Up to
+/// 32 bits.
 pub fn number(key: Key, count: u32, bits: u32) -> u32 {
     // A Feistel network over an even number of bits, walked on until the result is one.
     let half = bits.div_ceil(2).max(1);

@@ -1,5 +1,5 @@
-//! Every iWARP frame of the Linux siw driver in `tests/captures/` is understood and made again, byte for byte, padding
-//! aside.
+//! Every iWARP frame of the Linux siw driver in `tests/captures/` is understood and made again, byte for
+//! byte, padding aside.
 
 #[path = "support/capture.rs"]
 mod capture;

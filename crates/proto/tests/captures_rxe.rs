@@ -1,5 +1,5 @@
-//! Every RoCE packet of the Linux rxe driver in `tests/captures/` is understood and made again, byte for byte, and has
-//! the ICRC that it should have.
+//! Every RoCE packet of the Linux rxe driver in `tests/captures/` is understood and made again, byte for
+//! byte, and has the ICRC that it should have.
 
 #[path = "support/pcapng.rs"]
 mod pcapng;
@@ -259,7 +259,8 @@ fn all_packets() {
     assert_eq!(counts.values().sum::<usize>(), 489);
 }
 
-/// Each capture that `make-captures` makes has what it is there to show: an opcode, or a syndrome of an acknowledgement.
+/// Each capture that `make-captures` makes has what it is there to show: an opcode, or a syndrome of an
+/// acknowledgement.
 #[test]
 fn all_packets_that_are_made_again() {
     let shown = |service, operation| Opcode::new(service, operation).unwrap().to_u8();

@@ -1,5 +1,5 @@
-//! What the Linux rxe driver says to itself in `tests/captures/`: a requester makes the same packets for the same
-//! requests, and understands the answers; a responder gives the same answers to the same packets.
+//! What the Linux rxe driver says to itself in `tests/captures/`: a requester makes the same packets for the
+//! same requests, and understands the answers; a responder gives the same answers to the same packets.
 
 #[path = "support/pcapng.rs"]
 mod pcapng;
@@ -133,7 +133,8 @@ fn outline(bytes: &[u8]) -> (Opcode, u32, Option<Aeth>, usize) {
     (packet.opcode().operation(), packet.bth().psn(), packet.aeth().copied(), length)
 }
 
-/// Gives the requests to a responder, which must answer as the kernel did. Returns the number of messages delivered.
+/// Gives the requests to a responder, which must answer as the kernel did. Returns the number of messages
+/// delivered.
 // IB-RC-RSP-48, IB-RC-RSP-52, IB-RC-RSP-55, IB-RC-RSP-56, IB-RC-RSP-57, IB-SRQ-12
 fn respond(requests: &[Packet<'_>], answers: &[Vec<u8>], destination: u32) -> usize {
     let mut responder = Responder::new(ResponderOptions {
@@ -247,7 +248,8 @@ fn request(packets: &[Packet<'_>], answers: &[Packet<'_>], originals: &[&Vec<u8>
     requests.len()
 }
 
-/// Goes through a whole capture; returns the number of requests, and of those that were delivered to a receive.
+/// Goes through a whole capture; returns the number of requests, and of those that were delivered to a
+/// receive.
 fn check(name: &str) -> (usize, usize) {
     let directions = directions(name);
     let (mut made, mut delivered) = (0, 0);

@@ -1,4 +1,5 @@
-//! The batch: packets that a lane is about to send, laid one behind the other, in trains of equal ones, each with its invariant CRC.
+//! The batch: packets that a lane is about to send, laid one behind the other, in trains of equal ones, each
+//! with its invariant CRC.
 
 use crate::local::Channel;
 use crate::route::Route;
@@ -12,9 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest packet: headers, 4096 bytes, padding, CRC.
 pub(crate) const MAX_PACKET: usize = 4096 + 64;
-/// Bytes that lie in a batch at most: two of the longest trains, since a message of many packets is to leave in whole ones.
+/// Bytes that lie in a batch at most: two of the longest trains, since a message of many packets is to leave
+/// in whole ones.
 const ROOM: usize = 2 * LONGEST_TRAIN;
-/// Room beyond that, and beyond [`BURST`] trains, for the acknowledgements that belong to packets of the batch.
+/// Room beyond that, and beyond [`BURST`] trains, for the acknowledgements that belong to packets of the
+/// batch.
 const ROOM_BEHIND: usize = 1 << 10;
 /// Longest train in bytes, and in datagrams, that every kernel with segmentation takes.
 const LONGEST_TRAIN: usize = 62 << 10;
@@ -153,7 +156,8 @@ impl Batch {
         self.bells.drain(..).for_each(|channel| channel.ring());
     }
 
-    /// Appends a packet: its headers, `length` bytes that `fill` writes, padding, CRC. On an error of `fill` nothing is appended.
+    /// Appends a packet: its headers, `length` bytes that `fill` writes, padding, CRC. On an error of `fill`
+    /// nothing is appended.
     // IB-PKT-36, IB-PKT-42, ROCE-12, ROCE-13, ROCE-17
     #[inline]
     pub(crate) fn add<E>(
@@ -197,7 +201,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Asks about each packet that has been added since: how often it leaves, at most [`BURST`] times. It may be changed.
+    /// Asks about each packet that has been added since: how often it leaves, at most [`BURST`] times. It may
+    /// be changed.
     pub(crate) fn judge(&mut self, mut ask: impl FnMut(&Route, &mut [u8]) -> usize) {
         let new = self.trains.split_off(self.judged);
         for train in new {
@@ -270,7 +275,8 @@ impl Batch {
     }
 }
 
-/// Whether a packet of `size` bytes at `start` continues the train: all are of one size, but the last may be shorter.
+/// Whether a packet of `size` bytes at `start` continues the train: all are of one size, but the last may be
+/// shorter.
 fn joins(train: &Train, packet_route: &PacketRoute, start: usize, size: usize) -> bool {
     train.end == start
         && size <= train.segment

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// The number of connections at which the table looks for processes that have gone. It looks again whenever the number has doubled.
+/// The number of connections at which the table looks for processes that have gone. It looks again whenever
+/// the number has doubled.
 const FEW: usize = 16;
 /// The most connections that are kept.
 const MOST: usize = 1024;
 
-/// Open connections to other processes of the host, by the key that names each process. They are kept for later messages.
+/// Open connections to other processes of the host, by the key that names each process. They are kept for
+/// later messages.
 pub(crate) struct Contacts<K> {
     known: HashMap<K, Arc<Connection>>,
     look_at: usize,
@@ -29,7 +31,8 @@ impl<K: Eq + Hash> Contacts<K> {
 
     pub(crate) fn keep(&mut self, whom: K, connection: Connection) -> Arc<Connection> {
         if self.known.len() >= self.look_at {
-            // Most of the processes to which a server has spoken are gone, and each kept connection takes a descriptor.
+            // Most of the processes to which a server has spoken are gone, and each kept connection takes a
+            // descriptor.
             self.known.retain(|_, connection| !connection.has_hung_up());
             if self.known.len() >= MOST {
                 self.known.clear();

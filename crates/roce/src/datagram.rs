@@ -189,7 +189,8 @@ impl DatagramLink {
         Ok(true)
     }
 
-    /// The route to a destination, kept as long as the next message goes to the same one. None while it is not known where that lives.
+    /// The route to a destination, kept as long as the next message goes to the same one. None while it is
+    /// not known where that lives.
     fn peer_route(
         &mut self,
         endpoint: &Endpoint,
@@ -280,7 +281,8 @@ impl DatagramLink {
             }
             Via::Host(from) => (host::source(datagram.payload, from.elsewhere), [0; GRH], GRH),
         };
-        // A process of this host may say any length, and nothing is allocated or read for more than a datagram has.
+        // A process of this host may say any length, and nothing is allocated or read for more than a
+        // datagram has.
         let has_length = (GRH..=local::LONGEST_DATAGRAM).contains(&payload.len());
         if along > 0 && !(has_length && payload.read(&mut header).is_ok()) {
             counters.damaged.add(1);
@@ -354,8 +356,9 @@ impl DatagramLink {
     }
 }
 
-/// RoCE has no service levels. In their place, adapters report the kind of header in front of a datagram, which the bytes alone do not tell. Programs such
-/// as UCX rely on it: 2 means an IPv4 header, 1 an IPv6 header, 8 more that UDP follows.
+/// RoCE has no service levels. In their place, adapters report the kind of header in front of a datagram,
+/// which the bytes alone do not tell. Programs such as UCX rely on it: 2 means an IPv4 header, 1 an IPv6
+/// header, 8 more that UDP follows.
 fn header_kind(header: &[u8; GRH]) -> u8 {
     const UDP: u8 = 8;
     UDP | if header[0] == 0 { 2 } else { 1 }
@@ -378,13 +381,15 @@ fn show(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
 /// The hop limit of a datagram whose sender does not ask for one.
 const HOPS: u8 = 64;
 
-/// The global routing header in front of a datagram that goes along `route` within the host. `bytes`: the length of its headers, payload and CRC.
+/// The global routing header in front of a datagram that goes along `route` within the host. `bytes`: the
+/// length of its headers, payload and CRC.
 fn header_along(route: &Route, bytes: usize) -> [u8; GRH] {
     let hops = if route.hops == 0 { HOPS } else { route.hops };
     header_of(route.source, route.destination, route.class, hops, bytes)
 }
 
-/// The routing header in front of a received datagram. A socket does not show the header, so it is made again from the packet's addresses and fields.
+/// The routing header in front of a received datagram. A socket does not show the header, so it is made again
+/// from the packet's addresses and fields.
 fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
     header_of(arrival.source, arrival.local, arrival.class, arrival.hops, arrival.bytes.len())
 }
@@ -493,7 +498,8 @@ mod tests {
         assert_eq!((header[8], header[23], header[39]), (0xfd, 1, 2));
     }
 
-    /// A request that is posted while the lane acknowledges a message may be about that message: it goes with the next turn.
+    /// A request that is posted while the lane acknowledges a message may be about that message: it goes with
+    /// the next turn.
     // PRACTICE-ORDER-1
     #[test]
     fn nothing_is_sent_that_was_posted_after_the_turn_began() {

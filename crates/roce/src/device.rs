@@ -1,6 +1,7 @@
 //! The device `roce0`, and others like it: their abilities, their ports, and their place in the host.
 //!
-//! The devices of a process share sockets, queue pair numbers and connection management; each has addresses of the host, and its own GID table of them.
+//! The devices of a process share sockets, queue pair numbers and connection management; each has addresses
+//! of the host, and its own GID table of them.
 
 use crate::endpoint::Endpoint;
 use crate::gid::{self, Gids};
@@ -25,7 +26,8 @@ pub(crate) const NAME: &str = "roce0";
 /// How the front ends find this transport.
 pub const FACTORY: TransportFactory = TransportFactory { device: NAME, default: true, create };
 
-/// Most reads and atomics outstanding, inbound and outbound. As many as the kernel's rxe: perftest takes its peer's number.
+/// Most reads and atomics outstanding, inbound and outbound. As many as the kernel's rxe: perftest takes its
+/// peer's number.
 pub(crate) const MAX_READS: u32 = 128;
 const MAX_QUEUE_PAIRS: u32 = 1 << 16;
 /// Longest message (volume 1, section 9.4.3).

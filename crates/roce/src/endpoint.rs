@@ -1,7 +1,7 @@
 //! The endpoint: the transport's half of one queue pair.
 //!
-//! One lock holds the protocol's state. It is held while packets are built or taken in, never across a system call: packets are copied into
-//! the lane's batch, which leaves under the lane's own lock.
+//! One lock holds the protocol's state. It is held while packets are built or taken in, never across a system
+//! call: packets are copied into the lane's batch, which leaves under the lane's own lock.
 
 mod ending;
 mod gather;
@@ -46,7 +46,8 @@ pub(crate) struct Endpoint {
     is_queued: AtomicBool,
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
-    /// The state for threads that work beside the lane where the peer is on this host, and since when messages from there wait for the program.
+    /// The state for threads that work beside the lane where the peer is on this host, and since when
+    /// messages from there wait for the program.
     pub(crate) beside: Beside,
     pub(crate) behind: WaitingSince,
     /// Listed as short of receives ([`crate::pace`]).
@@ -176,7 +177,8 @@ impl Endpoint {
         self.inner.try_lock()
     }
 
-    /// The lock, for a thread that posts or polls. None: its holder is in the middle of a system call, and does this thread's work afterwards ([`Busy`]).
+    /// The lock, for a thread that posts or polls. None: its holder is in the middle of a system call, and
+    /// does this thread's work afterwards ([`Busy`]).
     #[inline]
     pub(crate) fn lock_unless_busy(&self) -> Option<LockGuard<'_, EndpointState>> {
         self.inner.try_lock().or_else(|| self.lock_in_time())
@@ -221,8 +223,9 @@ impl Endpoint {
         }
     }
 
-    /// Whether the word of a packet from the network counts that the peer, with this queue pair, has lost the connection. Does not wait: while another
-    /// thread has the lock, no such word counts, and the peer will say it again.
+    /// Whether the word of a packet from the network counts that the peer, with this queue pair, has lost the
+    /// connection. Does not wait: while another thread has the lock, no such word counts, and the peer will
+    /// say it again.
     pub(crate) fn may_have_lost(&self, number: u32) -> bool {
         self.try_lock().is_some_and(|inner| match &inner.kind {
             EndpointKind::Connected(link) => link.destination() != number || link.is_foreign(),

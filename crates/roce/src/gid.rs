@@ -1,8 +1,9 @@
 //! The GID table: the addresses of this host, in the order in which programs should try them.
 //!
-//! Index 0 is the address of the default route. Then come the other global IPv4 addresses, global IPv6, link-local, loopback last. While a program has the
-//! device open an index keeps its meaning. An address that goes leaves its place empty, and has it again when it comes back. A new one is appended, and
-//! gets the place of one that has gone only when there is no other.
+//! Index 0 is the address of the default route. Then come the other global IPv4 addresses, global IPv6,
+//! link-local, loopback last. While a program has the device open an index keeps its meaning. An address that
+//! goes leaves its place empty, and has it again when it comes back. A new one is appended, and gets the
+//! place of one that has gone only when there is no other.
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
 use adverb_core::description::{Addresses, Description};
@@ -138,7 +139,8 @@ impl Gids {
         self.filled().locals().any(|local| local.carrier)
     }
 
-    /// The path MTU of a port: the most that every interface to other hosts takes, or the loopback if there is no other interface.
+    /// The path MTU of a port: the most that every interface to other hosts takes, or the loopback if there
+    /// is no other interface.
     pub(crate) fn active_mtu(&self) -> Option<u32> {
         let table = self.filled();
         let outward = table.locals().filter(|local| !local.loopback).map(|local| local.mtu).min();

@@ -59,7 +59,8 @@ impl MadSource {
         }
     }
 
-    /// A datagram that a process of this host gives to another one itself, and that would have gone from `peer` to `local`.
+    /// A datagram that a process of this host gives to another one itself, and that would have gone from
+    /// `peer` to `local`.
     pub(crate) fn between(local: SocketAddr, peer: IpAddr, peer_port: u16) -> Self {
         let scope = match local {
             SocketAddr::V6(v6) => v6.scope_id(),
@@ -83,7 +84,8 @@ impl MadSource {
     }
 }
 
-/// The general services interface of this process: it checks and sends management datagrams, and hands each to the handler of its class.
+/// The general services interface of this process: it checks and sends management datagrams, and hands each
+/// to the handler of its class.
 #[derive(Default)]
 pub(crate) struct Gsi {
     handlers: Mutex<HashMap<u8, Arc<dyn MadHandler>>>,
@@ -96,7 +98,8 @@ impl Gsi {
         lock(&self.handlers).insert(class, handler);
     }
 
-    /// Whether an arrival is a management datagram that may be believed: an unreliable datagram with the right CRC and Q_Key.
+    /// Whether an arrival is a management datagram that may be believed: an unreliable datagram with the
+    /// right CRC and Q_Key.
     pub(crate) fn check<'a>(arrival: &Arrival<'a>) -> Option<(&'a [u8; MAD_LEN], MadSource)> {
         let packet = Packet::parse(arrival.bytes).ok()?;
         let deth = packet.deth()?;
@@ -123,7 +126,8 @@ impl Gsi {
         Some((mad, MadSource { handed_over: true, ..MadSource::of(arrival) }))
     }
 
-    /// Shows a datagram that has gone from process to process without its packet to the capture, the log or a watcher.
+    /// Shows a datagram that has gone from process to process without its packet to the capture, the log or a
+    /// watcher.
     #[cold]
     pub(crate) fn show(&self, direction: Direction, arrival: &Arrival<'_>) {
         if let Ok(mad) = arrival.bytes.try_into() {

@@ -1,8 +1,8 @@
 //! Packets handed from process to process of one network namespace.
 //!
-//! The process that holds UDP port 4791 receives the packets of kernels and adapters for all processes. It hands each one over through the owner's socket
-//! ([`crate::seqpacket`]): a head with its kind and its addresses, then the packet. A process of another user may only ask where a queue pair or service
-//! lives.
+//! The process that holds UDP port 4791 receives the packets of kernels and adapters for all processes. It
+//! hands each one over through the owner's socket ([`crate::seqpacket`]): a head with its kind and its
+//! addresses, then the packet. A process of another user may only ask where a queue pair or service lives.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -25,13 +25,15 @@ pub(crate) enum HandoverKind {
     Join = 3,
     /// The sender's queue pairs leave a multicast group: a head without a packet, the group as `local`.
     Leave = 4,
-    /// A management datagram without its packet, which the sender has checked; from the receiver's own user only.
+    /// A management datagram without its packet, which the sender has checked; from the receiver's own user
+    /// only.
     Management = 5,
     /// An answer to [`HandoverKind::Join`]: from now on the group's packets are handed over.
     Joined = 6,
     /// About a channel ([`crate::local`]).
     Channel = 7,
-    /// An answer to [`HandoverKind::Join`]: the group's packets cannot be had. The reason is in `source_port`, an errno.
+    /// An answer to [`HandoverKind::Join`]: the group's packets cannot be had. The reason is in
+    /// `source_port`, an errno.
     NotJoined = 8,
 }
 
@@ -151,7 +153,8 @@ pub(crate) fn parse(message: &[u8]) -> Option<(HandoverKind, Arrival<'_>)> {
     Some((HandoverKind::from_number(head[0])?, parsed.with(bytes)))
 }
 
-/// Tries any bytes. They are no message, or one that reads the same when it is made again. The datagram in it is looked at as one from a socket is.
+/// Tries any bytes. They are no message, or one that reads the same when it is made again. The datagram in it
+/// is looked at as one from a socket is.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let Some((kind, arrival)) = parse(bytes) else { return };

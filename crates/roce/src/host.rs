@@ -74,8 +74,8 @@ impl RequesterHost for Requests<'_> {
 
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
         if end != CompletionStatus::Success {
-            // The program may use the memory of a failed request for something else: no process reads it any more. Our own use ends first: the memory may
-            // be lent to ourselves.
+            // The program may use the memory of a failed request for something else: no process reads it any
+            // more. Our own use ends first: the memory may be lent to ourselves.
             self.elsewhere.finish();
             if let Some(near) = self.near {
                 near.take_back(self.queues);
@@ -108,7 +108,8 @@ impl RequesterHost for Requests<'_> {
     }
 }
 
-/// Bytes of reads that are taken before their answers are sent, since something behind them is about to change them.
+/// Bytes of reads that are taken before their answers are sent, since something behind them is about to
+/// change them.
 // PRACTICE-ORDER-2
 pub(crate) struct KeptReads {
     /// The bytes of each, oldest first, and their place.
@@ -122,7 +123,8 @@ pub(crate) struct KeptReads {
 }
 
 impl KeptReads {
-    /// The most bytes that are kept, for one queue pair. As much as another adverb has under way over a network.
+    /// The most bytes that are kept, for one queue pair. As much as another adverb has under way over a
+    /// network.
     const MOST: usize = 1 << 20;
 
     pub(crate) fn new() -> Self {
@@ -443,7 +445,8 @@ impl ResponderHost for Responses<'_> {
     }
 
     fn flush(&mut self, _: u32, _: u64, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
-        // Every write is visible to all as soon as it is done; ordinary memory has no persistence to wait for.
+        // Every write is visible to all as soon as it is done; ordinary memory has no persistence to wait
+        // for.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! Faults of the wire ([`adverb_core::wire`]) at a lane's socket: packets that leave, and packets that have come, are lost, kept for a while, repeated
-//! or damaged. There is none of this in processes without such faults.
+//! Faults of the wire ([`adverb_core::wire`]) at a lane's socket: packets that leave, and packets that have
+//! come, are lost, kept for a while, repeated or damaged. There is none of this in processes without such
+//! faults.
 
 use crate::handover::OwnedArrival;
 use crate::lane::Lane;
@@ -46,7 +47,8 @@ impl LaneFaults {
         Some(Self { wire, leaving, coming, alarm, armed })
     }
 
-    /// The fate of a packet that is about to leave. A packet that waits is kept here, and counts as lost for its sender.
+    /// The fate of a packet that is about to leave. A packet that waits is kept here, and counts as lost for
+    /// its sender.
     pub(crate) fn leaves(&self, lane: &Lane, route: &Route, bytes: &mut [u8], now: Duration) -> Fate {
         let mut fate =
             ask(self.wire, Direction::Out, [route.source, route.destination], kind(bytes), bytes.len());
@@ -63,8 +65,8 @@ impl LaneFaults {
         fate
     }
 
-    /// Takes a packet that has come. [`LaneFaults::due`] returns it, its copies, or nothing, each at its time. Packets that are only handed on to another
-    /// process are left alone.
+    /// Takes a packet that has come. [`LaneFaults::due`] returns it, its copies, or nothing, each at its
+    /// time. Packets that are only handed on to another process are left alone.
     pub(crate) fn comes(&self, lane: &Lane, arrival: &Arrival<'_>, is_ours: bool, now: Duration) {
         let fate = if is_ours {
             let ends = [arrival.local, arrival.source];
@@ -88,7 +90,8 @@ impl LaneFaults {
         }
     }
 
-    /// Whether a packet that another process hands over, a management datagram or not, is lost. It is not kept.
+    /// Whether a packet that another process hands over, a management datagram or not, is lost. It is not
+    /// kept.
     pub(crate) fn loses(&self, arrival: &Arrival<'_>, is_management: bool) -> bool {
         let kind = if is_management { Kind::Management } else { kind(arrival.bytes) };
         ask(self.wire, Direction::In, [arrival.local, arrival.source], kind, arrival.bytes.len()).is_lost

@@ -3,7 +3,8 @@
 use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
-/// A number that tells processes of this kernel, also in other namespaces, from those of others. Zero if there is none.
+/// A number that tells processes of this kernel, also in other namespaces, from those of others. Zero if
+/// there is none.
 pub(crate) fn mark() -> u64 {
     static MARK: OnceLock<u64> = OnceLock::new();
     *MARK.get_or_init(|| {

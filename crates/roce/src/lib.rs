@@ -1,11 +1,13 @@
 //! The RoCEv2 transport: InfiniBand packets over unprivileged UDP sockets.
 //!
-//! The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory. A queue pair's half is an [`endpoint`], with a [`link`] to its
-//! peer or sending [`datagram`]s. Packets leave in a [`batch`] by the [`lane`] of the queue pair's completion queue. A thread that polls that queue, or
-//! else the background thread, takes packets in there.
+//! The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory. A queue pair's
+//! half is an [`endpoint`], with a [`link`] to its peer or sending [`datagram`]s. Packets leave in a
+//! [`batch`] by the [`lane`] of the queue pair's completion queue. A thread that polls that queue, or else
+//! the background thread, takes packets in there.
 //!
-//! Many processes share the host's address. [`udp_port`] is about UDP port 4791, which one of them holds. [`numbers`] divides the queue pair numbers.
-//! [`handover`] passes packets on. [`locate`] finds out where a queue pair lives, so that peers reach each other directly.
+//! Many processes share the host's address. [`udp_port`] is about UDP port 4791, which one of them holds.
+//! [`numbers`] divides the queue pair numbers. [`handover`] passes packets on. [`locate`] finds out where a
+//! queue pair lives, so that peers reach each other directly.
 
 mod addresses;
 mod batch;
@@ -50,7 +52,8 @@ mod udp_port;
 
 pub use device::FACTORY;
 
-/// Locks a mutex, whether or not a thread has panicked with it: the value is consistent between any two statements.
+/// Locks a mutex, whether or not a thread has panicked with it: the value is consistent between any two
+/// statements.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Askers share so many shares. No other process knows which askers share one.
 const SHARES: usize = 256;
 
-/// A limit on how often something is done for an asker: an address, for example. One that asks too often has no effect on most others. Thread-safe, and of a fixed size.
+/// A limit on how often something is done for an asker: an address, for example. One that asks too often has
+/// no effect on most others. Thread-safe, and of a fixed size.
 pub(crate) struct Limit {
     /// The time up to which the grants of each share count.
     /// On the heap: a thread with a small stack may make it.

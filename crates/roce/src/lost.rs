@@ -1,11 +1,13 @@
-//! Blocks of queue pair numbers that nobody owns, as far as was found: nobody looks for their owners again for a while.
+//! Blocks of queue pair numbers that nobody owns, as far as was found: nobody looks for their owners again
+//! for a while.
 
 use crate::lock;
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Blocks whose owners were not found, and when. They rest for a certain time each. There are no more blocks than fit. Thread-safe.
+/// Blocks whose owners were not found, and when. They rest for a certain time each. There are no more blocks
+/// than fit. Thread-safe.
 pub(crate) struct LostBlocks {
     lost: Mutex<HashMap<u16, Duration>>,
     rest: Duration,

@@ -30,7 +30,8 @@ impl Drop for Change<'_> {
 }
 
 impl Groups {
-    /// A thread is about to join or leave a group. Waits until no other thread is, so that the outcome of the others is known.
+    /// A thread is about to join or leave a group. Waits until no other thread is, so that the outcome of the
+    /// others is known.
     pub(crate) fn change(&self, group: IpAddr, interface: u32) -> Change<'_> {
         let group = (group, interface);
         let changing = lock(&self.changing);

@@ -1,4 +1,5 @@
-//! All that a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
+//! All that a process has once for RoCE: its queue pairs by number, its lanes, and its place among the
+//! processes of the network namespace.
 
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
@@ -66,7 +67,8 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// The state that a process has once for RoCE: its queue pairs by number, its lanes, and its place in the network namespace.
+/// The state that a process has once for RoCE: its queue pairs by number, its lanes, and its place in the
+/// network namespace.
 pub(crate) struct Net {
     this: Weak<Net>,
     endpoints: RwLock<Table>,
@@ -121,7 +123,8 @@ fn address(lane: &Arc<Lane>) -> usize {
 }
 
 impl Lanes {
-    /// Forgets the completion queues that are gone: at each call while there are few, else whenever their number has doubled.
+    /// Forgets the completion queues that are gone: at each call while there are few, else whenever their
+    /// number has doubled.
     fn forget_dead_queues(&mut self) {
         const FEW: usize = 64;
         if self.by_queue.len() < self.look_at {
@@ -209,8 +212,8 @@ impl Net {
         self.endpoints.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Counts the changes of that table. A thread that keeps a queue pair out of it may still use it for an instant after it was destroyed. The queue
-    /// pair's own state then says that it takes in nothing.
+    /// Counts the changes of that table. A thread that keeps a queue pair out of it may still use it for an
+    /// instant after it was destroyed. The queue pair's own state then says that it takes in nothing.
     #[inline]
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
@@ -278,7 +281,8 @@ impl Net {
         Ok(block)
     }
 
-    /// The first lane, made by the first call: on UDP port 4791 if that is free. Management datagrams leave by it.
+    /// The first lane, made by the first call: on UDP port 4791 if that is free. Management datagrams leave
+    /// by it.
     ///
     /// # Errors
     /// When no socket can be opened.
@@ -314,7 +318,8 @@ impl Net {
         self.has_lanes.load(Ordering::Relaxed)
     }
 
-    /// This thread is about to send by a lane: acknowledgements of messages that it has received by other lanes leave before.
+    /// This thread is about to send by a lane: acknowledgements of messages that it has received by other
+    /// lanes leave before.
     // PRACTICE-ORDER-1
     #[inline]
     pub(crate) fn settle_others(&self, lane: &Lane) {
@@ -332,8 +337,9 @@ impl Net {
         lanes.filter_map(|(_, lane)| lane.get()).for_each(|lane| lane.settle_first());
     }
 
-    /// The lane of a queue pair. Extended reliable connections (XRC) share one: one queue pair receives a message, and another one answers it. The
-    /// acknowledgement and the answer are to go by one socket, where their order is known.
+    /// The lane of a queue pair. Extended reliable connections (XRC) share one: one queue pair receives a
+    /// message, and another one answers it. The acknowledgement and the answer are to go by one socket, where
+    /// their order is known.
     // PRACTICE-ORDER-1
     pub(crate) fn lane_for(&self, queues: &Queues) -> Result<Arc<Lane>> {
         if !matches!(queues.service, Service::XrcSend | Service::XrcReceive) {
@@ -376,12 +382,14 @@ impl Net {
         Ok(lane)
     }
 
-    /// All lanes. Takes no lock and allocates nothing: the background thread asks for them where a program was kept from its processor.
+    /// All lanes. Takes no lock and allocates nothing: the background thread asks for them where a program
+    /// was kept from its processor.
     pub(crate) fn all_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
         self.by_place.iter().filter_map(OnceLock::get)
     }
 
-    /// Takes in a datagram that has come: by its queue pair, or noted for the end of the burst. Cheap checks come first.
+    /// Takes in a datagram that has come: by its queue pair, or noted for the end of the burst. Cheap checks
+    /// come first.
     #[inline]
     pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, burst: &mut RxBurst) {
         let number = packet::destination(arrival.bytes);
@@ -453,7 +461,8 @@ impl Net {
     }
 
     // IB-PKT-46
-    /// Finishes the work that a burst has left on the lane that it came by, apart from management datagrams and packets for other processes.
+    /// Finishes the work that a burst has left on the lane that it came by, apart from management datagrams
+    /// and packets for other processes.
     pub(crate) fn follow_up(&self, burst: &mut RxBurst, lane: &Lane) {
         let mut here = false;
         for endpoint in burst.ready.drain(..) {
@@ -494,8 +503,9 @@ impl Net {
         lock(&self.block_owners).get(&block).is_some()
     }
 
-    /// Sends a message to the process that owns a block. False if there is none, or if it does not keep up. A process of another user is only asked where a
-    /// queue pair or service lives: for any other message, false.
+    /// Sends a message to the process that owns a block. False if there is none, or if it does not keep up. A
+    /// process of another user is only asked where a queue pair or service lives: for any other message,
+    /// false.
     pub(crate) fn tell(&self, block: u16, kind: HandoverKind, arrival: &Arrival<'_>) -> bool {
         self.tell_owner(block, kind, arrival) == TellOutcome::Told
     }
@@ -626,7 +636,8 @@ impl Net {
         if let Ok(lane) = self.primary() {
             self.follow_up(&mut burst, &lane);
         }
-        // Pending acknowledgements leave with the next packets on their lane, or soon: a peer that sends through a holder is in no hurry.
+        // Pending acknowledgements leave with the next packets on their lane, or soon: a peer that sends
+        // through a holder is in no hurry.
         self.all_lanes().for_each(|lane| lane.settle());
         self.manage(management);
     }

@@ -1,10 +1,13 @@
-//! Queue pair numbers. A number says which process of the network namespace owns it. Its upper half names a *block*, which a process claims by listening on
-//! an abstract Unix socket of that name; its lower half is random. A number that was given back rests until many more have been, so that late packets for
-//! it reach no other queue pair.
+//! Queue pair numbers. A number says which process of the network namespace owns it. Its upper half names
+//! a *block*, which a process claims by listening on an abstract Unix socket of that name; its lower half is
+//! random. A number that was given back rests until many more have been, so that late packets for it reach no
+//! other queue pair.
 //!
-//! The first process to take a name in the abstract namespace has it, so one user can take them all. Then the blocks of that user count as free for others.
-//! A process of another user takes one *beside* the first owner. The name has the block's name and 64 random bits, so no process can take it in advance. A
-//! process that looks for the owner of a block finds such names in the system's list of sockets, and goes by the user at their end.
+//! The first process to take a name in the abstract namespace has it, so one user can take them all. Then the
+//! blocks of that user count as free for others. A process of another user takes one *beside* the first
+//! owner. The name has the block's name and 64 random bits, so no process can take it in advance. A process
+//! that looks for the owner of a block finds such names in the system's list of sockets, and goes by the user
+//! at their end.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -27,7 +30,8 @@ pub(crate) use effect::try_list;
 
 /// Bits of a number that count within a block.
 const BITS: u32 = 12;
-/// Numbers of a block that are given out before another one is claimed, so that a random number is free after a few tries.
+/// Numbers of a block that are given out before another one is claimed, so that a random number is free after
+/// a few tries.
 const MOST: usize = (1 << BITS) * 3 / 4;
 /// Numbers that rest, for each block.
 const RESTING: usize = 512;
@@ -46,13 +50,15 @@ pub(crate) fn block_name(block: u16) -> Vec<u8> {
 
 /// Blocks that are looked at to see whether one user has most of them.
 const SAMPLE: usize = 64;
-/// Owners of one block that are looked at, beside the one with its name: more than a user has descriptors for, in all blocks together.
+/// Owners of one block that are looked at, beside the one with its name: more than a user has descriptors
+/// for, in all blocks together.
 const MOST_BESIDE: usize = 256;
-/// The least age up to which the system's list counts as fresh, where nothing depends on it for long. It may be more: any user can make the list long.
+/// The least age up to which the system's list counts as fresh, where nothing depends on it for long. It may
+/// be more: any user can make the list long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
 
-/// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)). Any process can have taken such names, so no
-/// more than [`MOST_BESIDE`] of a block are returned.
+/// Names of sockets beside the blocks' own, by block, from the system's list of sockets (proc_net_unix(5)).
+/// Any process can have taken such names, so no more than [`MOST_BESIDE`] of a block are returned.
 fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     let prefix = block_name(0);
     let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
@@ -76,16 +82,17 @@ fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
     found
 }
 
-/// The names of sockets whose processes have taken a block beside the one with its name. `fresh` is the most age of the system's list, or more if that
-/// takes long to read. Zero: the list is read anew.
+/// The names of sockets whose processes have taken a block beside the one with its name. `fresh` is the most
+/// age of the system's list, or more if that takes long to read. Zero: the list is read anew.
 fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
     static LIST: Mutex<LastReading<HashMap<u16, Vec<Vec<u8>>>>> = Mutex::new(LastReading::none());
     let read = || listed(&std::fs::read("/proc/net/unix").unwrap_or_default());
     lock(&LIST).get(fresh, time::now, read).get(&block).cloned().unwrap_or_default()
 }
 
-/// Connections to the owners of a block, our own user's first. There are several only if one user has taken most blocks. `fresh` is the most age of the
-/// system's list, or more if that takes long to read. Zero: the list is read anew.
+/// Connections to the owners of a block, our own user's first. There are several only if one user has taken
+/// most blocks. `fresh` is the most age of the system's list, or more if that takes long to read. Zero: the
+/// list is read anew.
 ///
 /// # Errors
 /// Those of connect(2) to the one with its name, if there is no other owner.

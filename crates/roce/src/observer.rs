@@ -1,5 +1,6 @@
-//! Each packet, for those that want to see it: the capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), and a watcher (a trace). Callers look at
-//! [`adverb_core::watch::packets`] first; nothing here is on the fast path.
+//! Each packet, for those that want to see it: the capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`),
+//! and a watcher (a trace). Callers look at [`adverb_core::watch::packets`] first; nothing here is on the
+//! fast path.
 
 use crate::local::Straight;
 use crate::route::{PORT, Route};
@@ -129,7 +130,8 @@ pub(crate) fn straight(direction: Direction, straight: &Straight, request: Optio
     });
 }
 
-/// A datagram that this process has sent by the network. `time`: before it was sent. Its answer may have been taken in by another thread meanwhile.
+/// A datagram that this process has sent by the network. `time`: before it was sent. Its answer may have been
+/// taken in by another thread meanwhile.
 #[cold]
 pub(crate) fn sent(time: u64, from: SocketAddr, to: SocketAddr, identification: u16, bytes: &[u8]) {
     pcap::datagram(from, to, identification, bytes, 0);
@@ -153,7 +155,8 @@ fn tell_of_datagram(time: u64, direction: Direction, bytes: &[u8]) {
     }
 }
 
-/// A packet that was sent along `route` through shared memory: its headers, and its payload, of which `missing` bytes are not there.
+/// A packet that was sent along `route` through shared memory: its headers, and its payload, of which
+/// `missing` bytes are not there.
 #[cold]
 pub(crate) fn sent_within(route: &Route, headers: &[u8], payload: &[u8], missing: usize) {
     frame((route.source, PORT), (route.destination, PORT), headers, payload, missing);
@@ -188,7 +191,8 @@ pub(crate) fn received_datagram_within(from: IpAddr, to: IpAddr, packet: &Packet
     tell_within(Direction::From(from), packet);
 }
 
-/// A management datagram that one process of the host has given to another one itself: its arrival there, and its packet without CRC.
+/// A management datagram that one process of the host has given to another one itself: its arrival there, and
+/// its packet without CRC.
 #[cold]
 pub(crate) fn handed(direction: Direction, arrival: &Arrival<'_>, packet: &[u8]) {
     frame((arrival.source, arrival.source_port), (arrival.local, arrival.local_port), packet, &[], 0);
@@ -203,8 +207,9 @@ fn tell_within(direction: Direction, packet: &Packet<'_>) {
     log!(Packets, "{direction} in shared memory: {packet}");
 }
 
-/// Frames for the capture: there are none on the ways within a host, so they are made as the network would have carried them. Payload that
-/// stays in its process is left out: such frames are cut off, as by a capture that keeps the beginning of each.
+/// Frames for the capture: there are none on the ways within a host, so they are made as the network would
+/// have carried them. Payload that stays in its process is left out: such frames are cut off, as by a capture
+/// that keeps the beginning of each.
 fn frame(from: (IpAddr, u16), to: (IpAddr, u16), headers: &[u8], payload: &[u8], missing: usize) {
     if !pcap::enabled() {
         return;

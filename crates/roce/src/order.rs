@@ -1,17 +1,21 @@
-//! In which order the datagrams of one receive are taken in: acknowledgements before the requests in front of them.
+//! In which order the datagrams of one receive are taken in: acknowledgements before the requests in front of
+//! them.
 //!
-//! Adapters acknowledge a message when it arrives, so programs find their own request complete before they find what the peer has done about it. Here the
-//! acknowledgement leaves with the reply, behind it in one train, since a datagram of its own in front costs almost half of a way as much again. The thread
-//! that receives the train puts the order right.
+//! Adapters acknowledge a message when it arrives, so programs find their own request complete before they
+//! find what the peer has done about it. Here the acknowledgement leaves with the reply, behind it in one
+//! train, since a datagram of its own in front costs almost half of a way as much again. The thread that
+//! receives the train puts the order right.
 
 use crate::socket::Arrival;
 use adverb_wire::ib::packet::{self, Role};
 use arrayvec::ArrayVec;
 
-/// Queue pairs with answers in one receive that are told from each other. With more, nothing else goes in front.
+/// Queue pairs with answers in one receive that are told from each other. With more, nothing else goes in
+/// front.
 const MOST: usize = 16;
 
-/// Calls `take` for each of the datagrams of one receive, which `arrivals` goes through in the order of arrival.
+/// Calls `take` for each of the datagrams of one receive, which `arrivals` goes through in the order of
+/// arrival.
 // PRACTICE-ORDER-1
 #[inline]
 pub(crate) fn take_in<'a, I: Iterator<Item = Arrival<'a>>>(
@@ -33,8 +37,9 @@ fn is_mixed<'a>(mut arrivals: impl Iterator<Item = Arrival<'a>>) -> bool {
     arrivals.any(is(Role::Request)) && arrivals.any(is(Role::Acknowledgement))
 }
 
-/// Tells which datagrams of a receive go in front, when it is asked about each in order: acknowledgements, unless there is another answer for the
-/// same queue pair before them. An acknowledgement that came before the response to a read would say that the response is lost.
+/// Tells which datagrams of a receive go in front, when it is asked about each in order: acknowledgements,
+/// unless there is another answer for the same queue pair before them. An acknowledgement that came before
+/// the response to a read would say that the response is lost.
 #[derive(Default)]
 struct Front {
     /// Queue pairs with other answers so far.

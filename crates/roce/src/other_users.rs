@@ -1,5 +1,5 @@
-//! Connections of other users' processes to this one. They have a bound, which is shared out by user, and a time limit on silence: so one
-//! user's connections keep no other user from asking.
+//! Connections of other users' processes to this one. They have a bound, which is shared out by user, and a
+//! time limit on silence: so one user's connections keep no other user from asking.
 
 use crate::lock;
 use crate::net::Net;
@@ -11,9 +11,11 @@ use adverb_core::reactor::{Readiness, Source};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Connections for one purpose, of all other users together. Those of our own user are bounded by its limit of descriptors, which counts at both ends.
+/// Connections for one purpose, of all other users together. Those of our own user are bounded by its limit
+/// of descriptors, which counts at both ends.
 const MOST: usize = 256;
-/// A connection that asks is closed when nothing has come by it for so long. A process that asks again later connects again.
+/// A connection that asks is closed when nothing has come by it for so long. A process that asks again later
+/// connects again.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// The purpose of another process's connection.
@@ -25,7 +27,8 @@ pub(crate) enum Purpose {
     Watches,
 }
 
-/// Connections of other users' processes to this process. Their number is bounded, and shared out by user. Thread-safe.
+/// Connections of other users' processes to this process. Their number is bounded, and shared out by user.
+/// Thread-safe.
 #[derive(Default)]
 pub(crate) struct OtherUsers(Mutex<State>);
 
@@ -47,8 +50,9 @@ struct OtherConnection {
 }
 
 impl OtherUsers {
-    /// Lets a connection in. Where there are as many as may be, the user that has the most loses the connection that has been silent the longest. True if
-    /// the caller has to have silent ones looked for [after a while](Self::hang_up_silent).
+    /// Lets a connection in. Where there are as many as may be, the user that has the most loses the
+    /// connection that has been silent the longest. True if the caller has to have silent ones looked for
+    /// [after a while](Self::hang_up_silent).
     ///
     /// # Errors
     /// EUSERS if the user that watches most often would only lose one to get another, without end.
@@ -71,7 +75,8 @@ impl OtherUsers {
             let users = places.iter().map(|place| all[*place].user).chain([user]);
             // The newcomer comes last, and is not the oldest of many.
             let gone = oldest_of_the_busiest(users).and_then(|index| places.get(index).copied());
-            // A place to watch is taken only from a user that has more of them, or two users would take it from each other for ever.
+            // A place to watch is taken only from a user that has more of them, or two users would take it
+            // from each other for ever.
             let count = |user| places.iter().filter(|place| all[**place].user == user).count();
             let gone =
                 gone.filter(|gone| purpose == Purpose::Asks || count(all[*gone].user) > count(user) + 1);
@@ -100,7 +105,8 @@ impl OtherUsers {
         lock(&self.0).all.retain(|it| !Arc::ptr_eq(&it.connection, connection));
     }
 
-    /// Hangs up on those that have been silent for too long, and says when to look again, if there are others.
+    /// Hangs up on those that have been silent for too long, and says when to look again, if there are
+    /// others.
     fn hang_up_silent(&self, now: Duration) -> Option<Duration> {
         let mut state = lock(&self.0);
         state.all.retain(|it| {

@@ -1,8 +1,10 @@
-//! Peers: the processes at the other end. All queue pairs with one of them share its socket's buffer, and so a congestion window.
+//! Peers: the processes at the other end. All queue pairs with one of them share its socket's buffer, and so
+//! a congestion window.
 //!
-//! Reliable connections learn from acknowledgements which packets have arrived. Nothing tells of datagrams and of unreliable connections; but another
-//! adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo says that everything before its
-//! mark has been taken out of the socket there.
+//! Reliable connections learn from acknowledgements which packets have arrived. Nothing tells of datagrams
+//! and of unreliable connections; but another adverb echoes *marks*: management datagrams put between the
+//! packets now and then. A socket keeps the order, so an echo says that everything before its mark has been
+//! taken out of the socket there.
 
 use crate::batch::{Batch, PacketRoute};
 use crate::endpoint::Endpoint;
@@ -22,13 +24,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The most that may be in flight to a peer whose socket is not known: as much as a buffer of the size that ordinary users get takes.
+/// The most that may be in flight to a peer whose socket is not known: as much as a buffer of the size that
+/// ordinary users get takes.
 const USUAL: u32 = 352 << 10;
 /// The most that may be in flight to any peer: more only spoils the caches.
 pub(crate) const MOST: u32 = 1 << 20;
 /// A mark follows when so much has gone out without one.
 const MARK_EVERY: u32 = 48 << 10;
-/// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given up.
+/// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given
+/// up.
 const REPEAT: Duration = Duration::from_millis(10);
 /// How many times a mark is repeated. The waits are 0.6 s together.
 /// In tests they are 40 s, since a busy machine may keep a single thread from its processors for longer.
@@ -70,7 +74,8 @@ impl Peers {
     }
 }
 
-/// A peer: a process at the other end, and the congestion window of all queue pairs that send to it. Its locks are held for an instant only.
+/// A peer: a process at the other end, and the congestion window of all queue pairs that send to it. Its
+/// locks are held for an instant only.
 pub(crate) struct Peer {
     port: u16,
     /// Whether the peer echoes marks.
@@ -138,7 +143,8 @@ impl Marks {
 }
 
 impl Peer {
-    /// The peer's queue pair has been located. The answer shows whether the peer is an adverb, which echoes marks, and how much its socket takes.
+    /// The peer's queue pair has been located. The answer shows whether the peer is an adverb, which echoes
+    /// marks, and how much its socket takes.
     pub(crate) fn learn_place(&self, place: Place) {
         let Some(room) = place.room else { return };
         self.echoes.store(true, Ordering::Relaxed);
@@ -152,8 +158,8 @@ impl Peer {
         if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
     }
 
-    /// Whether the packet by which an unreliable message takes its receive may leave. Then it counts as begun: [`Peer::charge`] follows, or
-    /// [`Peer::not_begun`].
+    /// Whether the packet by which an unreliable message takes its receive may leave. Then it counts as
+    /// begun: [`Peer::charge`] follows, or [`Peer::not_begun`].
     #[inline]
     pub(crate) fn begin(&self) -> bool {
         self.credit.begin()
@@ -163,8 +169,8 @@ impl Peer {
     #[cold]
     pub(crate) fn not_begun(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
         self.credit.forget(1);
-        // Another queue pair may have found that there was no receive left for it, and nothing is on its way that would tell it more. With the marks'
-        // lock: a thread that waits looks at the credit behind it.
+        // Another queue pair may have found that there was no receive left for it, and nothing is on its way
+        // that would tell it more. With the marks' lock: a thread that waits looks at the credit behind it.
         let mut marks = lock(&self.marks);
         if self.is_waited_for.load(Ordering::SeqCst) && !marks.is_timed {
             marks.begin_to_repeat();
@@ -178,7 +184,8 @@ impl Peer {
         !self.credit.is_spent()
     }
 
-    /// Unreliable packets have been put into a batch, along `packet_route`: the mark that is due follows them.
+    /// Unreliable packets have been put into a batch, along `packet_route`: the mark that is due follows
+    /// them.
     pub(crate) fn charge(
         &self,
         net: &Net,
@@ -248,7 +255,8 @@ impl Peer {
         let mut feedback = Feedback::default();
         {
             let mut marks = lock(&self.marks);
-            // Only marks that were sent are believed; each covers all before it. The last one may come once more, when there are receives again.
+            // Only marks that were sent are believed; each covers all before it. The last one may come once
+            // more, when there are receives again.
             let is_outstanding = marks.outstanding.iter().any(|(known, ..)| *known == mark);
             if !is_outstanding && marks.echoed != Some(mark) {
                 return;
@@ -264,7 +272,8 @@ impl Peer {
             if echo.room > 0 {
                 (marks.repeats, marks.hoped) = (0, now);
             } else if arrived != SentTotals::default() && now < marks.hoped + MESSAGE_TIMEOUT {
-                // It goes on with messages that have begun. But a peer that only says that there are none is not waited for without end.
+                // It goes on with messages that have begun. But a peer that only says that there are none is
+                // not waited for without end.
                 marks.repeats = 0;
             }
         }
@@ -294,7 +303,8 @@ impl Peer {
         ready.iter().for_each(|endpoint| endpoint.ring());
     }
 
-    /// Moves the queue pairs that wait for room in the window to `ready`, if there is room now. The caller rings them.
+    /// Moves the queue pairs that wait for room in the window to `ready`, if there is room now. The caller
+    /// rings them.
     pub(crate) fn wake(&self, ready: &mut Vec<Arc<Endpoint>>) {
         if self.is_waited_for.load(Ordering::SeqCst) && lock(&self.window).room() > 0 {
             let mut waiting = lock(&self.waiting);
@@ -309,9 +319,10 @@ impl Peer {
     }
 }
 
-/// The receives that are left to unreliable messages. A message takes its receive with one packet, of a Send the first and of a Write with immediate data
-/// the last. So messages are counted as that packet leaves (they "begin"), and not by their bytes. Of many queue pairs that share a receive queue, each may
-/// begin one with a packet. Thread-safe.
+/// The receives that are left to unreliable messages. A message takes its receive with one packet, of a Send
+/// the first and of a Write with immediate data the last. So messages are counted as that packet leaves (they
+/// "begin"), and not by their bytes. Of many queue pairs that share a receive queue, each may begin one with
+/// a packet. Thread-safe.
 struct Credit(AtomicU64);
 
 impl Default for Credit {
@@ -321,8 +332,9 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// Two counts in one word, so that no thread sees the one without the other. The first has the receives at the last echo ([`u32::MAX`]: any number).
-    /// The second has the messages that have begun since, of which no echo has told.
+    /// Two counts in one word, so that no thread sees the one without the other. The first has the receives
+    /// at the last echo ([`u32::MAX`]: any number). The second has the messages that have begun since, of
+    /// which no echo has told.
     fn both(receives: u32, begun: u32) -> u64 {
         u64::from(receives) << 32 | u64::from(begun)
     }
@@ -353,7 +365,8 @@ impl Credit {
         self.update(|receives, begun| Some((receives, begun.saturating_sub(count))));
     }
 
-    /// Takes note that so many messages have arrived or are lost, and that behind them there were so many receives.
+    /// Takes note that so many messages have arrived or are lost, and that behind them there were so many
+    /// receives.
     fn learn(&self, arrived: u32, receives: u32) {
         self.update(|_, begun| Some((receives, begun.saturating_sub(arrived))));
     }
@@ -383,7 +396,8 @@ impl Source for Again {
             if idle || !peer.is_waited_for.load(Ordering::SeqCst) {
                 marks.is_timed = false;
                 drop(marks);
-                // A sender that still waits found no receive left when another message was about to begin, which then did not.
+                // A sender that still waits found no receive left when another message was about to begin,
+                // which then did not.
                 return peer.wake_all();
             }
             marks.repeats += 1;
@@ -398,8 +412,9 @@ impl Source for Again {
     }
 }
 
-/// Tries unreliable packets to a peer, and echoes in any order. The counts of packets in flight and of begun messages come down only by echoes of
-/// outstanding marks, each once, and nothing is left when the peer is given up.
+/// Tries unreliable packets to a peer, and echoes in any order. The counts of packets in flight and of begun
+/// messages come down only by echoes of outstanding marks, each once, and nothing is left when the peer is
+/// given up.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_effect(bytes: &[u8]) {
     let (address, port) = (IpAddr::from([10, 0, 0, 1]), 9);
@@ -470,7 +485,8 @@ mod tests {
         peer
     }
 
-    /// Reliable messages share the window, but take no receives of unreliable queue pairs: a long write must not keep datagrams waiting.
+    /// Reliable messages share the window, but take no receives of unreliable queue pairs: a long write must
+    /// not keep datagrams waiting.
     #[test]
     fn receives_are_for_unreliable_messages_alone() {
         let peer = peer(2);
@@ -486,7 +502,8 @@ mod tests {
         assert_eq!(lock(&peer.window).in_flight(), 4 * ONE.cost);
     }
 
-    /// The first packet of a message takes a receive, and the others none, however many queue pairs there are.
+    /// The first packet of a message takes a receive, and the others none, however many queue pairs there
+    /// are.
     #[test]
     fn messages_that_have_begun_are_counted_and_not_their_packets() {
         let peer = peer(3);
@@ -507,7 +524,8 @@ mod tests {
         assert_eq!(peer.credit.now(), (1, 0), "what is late says nothing");
     }
 
-    /// Long messages are under way, each mark tells of another part of them, and there is no receive before they are complete.
+    /// Long messages are under way, each mark tells of another part of them, and there is no receive before
+    /// they are complete.
     #[test]
     fn a_peer_that_has_no_receives_is_waited_for_as_long_as_more_arrives() {
         let peer = peer(1);

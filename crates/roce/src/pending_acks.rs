@@ -1,8 +1,10 @@
 //! The lanes by which a thread has found messages that are not acknowledged yet.
 //!
-//! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another lane, its thread may send an answer to the
-//! message, and the peer would see that first. So the acknowledgement leaves before. The thread that finds the message is not always the thread that has
-//! taken it in. That may be the background thread, or a poll of another queue, which may lose its processor before it acknowledges.
+//! A delayed acknowledgement waits on its own lane, where it goes in front of everything else. By another
+//! lane, its thread may send an answer to the message, and the peer would see that first. So the
+//! acknowledgement leaves before. The thread that finds the message is not always the thread that has taken
+//! it in. That may be the background thread, or a poll of another queue, which may lose its processor before
+//! it acknowledges.
 // PRACTICE-ORDER-1
 
 use std::cell::Cell;
@@ -21,7 +23,8 @@ pub(crate) fn note(place: usize) {
     LANES.set(LANES.get() | 1 << place);
 }
 
-/// The thread sends by the lane at this place: the bits of all others on which some may wait. They are forgotten.
+/// The thread sends by the lane at this place: the bits of all others on which some may wait. They are
+/// forgotten.
 #[inline]
 pub(crate) fn take_others(place: usize) -> u32 {
     let (all, own) = (LANES.get(), 1 << place);

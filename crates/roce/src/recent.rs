@@ -1,4 +1,5 @@
-//! A bounded memory of entries in use. New entries, however many come, push out only those that no thread has asked for meanwhile.
+//! A bounded memory of entries in use. New entries, however many come, push out only those that no thread has
+//! asked for meanwhile.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -6,7 +6,8 @@ use crate::link::Tally;
 use adverb_core::counters::Counters;
 use std::sync::Arc;
 
-/// The work that a burst of arrivals leaves, to be done once all of the burst has been taken in. Kept from burst to burst, so that nothing is allocated.
+/// The work that a burst of arrivals leaves, to be done once all of the burst has been taken in. Kept from
+/// burst to burst, so that nothing is allocated.
 #[derive(Default)]
 pub(crate) struct RxBurst {
     /// Queue pairs that have something to send now.
@@ -15,10 +16,11 @@ pub(crate) struct RxBurst {
     pub(crate) management: Vec<OwnedArrival>,
     /// A peer has sent a request that its program expects to be served without ours.
     pub(crate) one_sided: bool,
-    /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed. Others leave at once, since perhaps no thread
-    /// polls their lanes. Zero for a burst from a socket.
+    /// The address of the lane that is being polled: acknowledgements of its queue pairs may be delayed.
+    /// Others leave at once, since perhaps no thread polls their lanes. Zero for a burst from a socket.
     pub(crate) polled: usize,
-    /// No other thread counts packets that come in with these counters ([`adverb_core::counters::Counter::count`]).
+    /// No other thread counts packets that come in with these counters
+    /// ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
     /// Messages that have come straight and are not counted yet, and by which counters they are.
     straight: (Tally, Option<&'static Counters>),
@@ -27,7 +29,8 @@ pub(crate) struct RxBurst {
 }
 
 impl RxBurst {
-    /// A burst of records from a channel. `alone`: no other thread counts packets that come in with these counters.
+    /// A burst of records from a channel. `alone`: no other thread counts packets that come in with these
+    /// counters.
     pub(crate) fn counting(alone: bool) -> Self {
         Self { counts_alone: alone, ..Self::default() }
     }

@@ -1,4 +1,5 @@
-//! The sockets of [`adverb_core::seqpacket`], by names of this transport. [`crate::handover`] has the form of their messages.
+//! The sockets of [`adverb_core::seqpacket`], by names of this transport. [`crate::handover`] has the form of
+//! their messages.
 
 pub(crate) use adverb_core::seqpacket::{Connection, Descriptors, Listener, Owner};
 

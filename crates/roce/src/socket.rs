@@ -1,5 +1,6 @@
-//! Unprivileged UDP sockets for RoCE. They are unconnected, so that the IP identification of their packets is known: zero, or the place in a segmented
-//! send. They never fragment. The system calls here that threads of the program make are no cancellation points.
+//! Unprivileged UDP sockets for RoCE. They are unconnected, so that the IP identification of their packets is
+//! known: zero, or the place in a segmented send. They never fragment. The system calls here that threads of
+//! the program make are no cancellation points.
 
 use crate::observer;
 use crate::route::{Route, canonical};
@@ -13,7 +14,8 @@ use std::ptr;
 
 /// Datagrams, or trains of equal datagrams, that one system call sends or receives.
 pub(crate) const BURST: usize = 8;
-/// After trains of so many bytes a call receives only [`FEW`], so that the bytes are still in the processor's cache when they are looked at.
+/// After trains of so many bytes a call receives only [`FEW`], so that the bytes are still in the processor's
+/// cache when they are looked at.
 const LONG: usize = 16 << 10;
 const FEW: usize = 2;
 /// Room for a train: the longest that the kernel joins.
@@ -151,8 +153,8 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Most bytes that may be in flight to this socket, in the unit of congestion windows, so that its buffer holds them. The kernel also counts its own
-    /// memory for each packet there.
+    /// Most bytes that may be in flight to this socket, in the unit of congestion windows, so that its buffer
+    /// holds them. The kernel also counts its own memory for each packet there.
     pub(crate) fn takes(&self) -> u32 {
         self.takes
     }
@@ -197,7 +199,8 @@ impl Socket {
         if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Joins or leaves a multicast group on an interface (0: the system's choice). Joining again has no effect.
+    /// Joins or leaves a multicast group on an interface (0: the system's choice). Joining again has no
+    /// effect.
     // ROCE-26
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> io::Result<()> {
         let result = match group {
@@ -262,7 +265,8 @@ impl Socket {
             head.write(all);
         }
         let before = watch::packets().then(clock::device);
-        // SAFETY: as many headers as there are trains are written; each names live locals and bytes of `bytes`.
+        // SAFETY: as many headers as there are trains are written; each names live locals and bytes of
+        // `bytes`.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_sendmmsg,
@@ -291,10 +295,12 @@ impl Socket {
         }
     }
 
-    /// Receives up to [`BURST`] trains that have arrived into the buffers, in place of those before. Never waits.
+    /// Receives up to [`BURST`] trains that have arrived into the buffers, in place of those before. Never
+    /// waits.
     pub(crate) fn receive(&self, buffers: &mut Buffers) -> io::Result<TrainReceipt> {
         buffers.trains = 0;
-        // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time limit.
+        // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time
+        // limit.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_recvmmsg,
@@ -542,7 +548,8 @@ impl Control {
         let space = (HEAD + size_of::<T>()).next_multiple_of(8);
         assert!(self.used + space <= CONTROL * 8, "the longest set of control messages fits");
         let head = libc::cmsghdr { cmsg_len: HEAD + size_of::<T>(), cmsg_level: level, cmsg_type: kind };
-        // SAFETY: checked above that both fit into the words, which are aligned for the header; the value is written unaligned.
+        // SAFETY: checked above that both fit into the words, which are aligned for the header; the value is
+        // written unaligned.
         unsafe {
             let place = self.words.as_mut_ptr().cast::<u8>().add(self.used);
             place.cast::<libc::cmsghdr>().write(head);

@@ -9,7 +9,8 @@ pub(crate) fn now() -> Duration {
     Duration::from_nanos(clock::device())
 }
 
-/// Now, but for some milliseconds in either direction: for packets of a channel, where no packet is lost, so that no thread waits to repeat one.
+/// Now, but for some milliseconds in either direction: for packets of a channel, where no packet is lost, so
+/// that no thread waits to repeat one.
 #[inline]
 pub(crate) fn late() -> Duration {
     Duration::from_nanos(clock::late())

@@ -1,8 +1,9 @@
 //! UDP port 4791, and which process of the network namespace holds it.
 //!
-//! Kernels and adapters send everything there. The first process that wants the port holds it. It listens on an abstract socket of a known name, and the
-//! others keep a connection to that. When the connection breaks, the holder has gone, and the background thread of each of the others tries to bind the
-//! port. One of them gets it.
+//! Kernels and adapters send everything there. The first process that wants the port holds it. It listens on
+//! an abstract socket of a known name, and the others keep a connection to that. When the connection breaks,
+//! the holder has gone, and the background thread of each of the others tries to bind the port. One of them
+//! gets it.
 
 #[cfg(any(test, fuzzing))]
 mod effect;
@@ -33,12 +34,14 @@ pub(crate) use effect::try_effect;
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The name by which the holder is found. It never changes: processes with other versions of adverb look for it.
+/// The name by which the holder is found. It never changes: processes with other versions of adverb look for
+/// it.
 fn holder_name() -> Vec<u8> {
     name("gate")
 }
 
-/// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by another program.
+/// UDP port 4791, as this process sees it: held by this process, by another process of adverb, or by another
+/// program.
 #[derive(Default)]
 pub(crate) struct UdpPort {
     held: AtomicBool,
@@ -77,7 +80,8 @@ struct Member {
 }
 
 impl UdpPort {
-    /// Takes the port, or finds its holder. Returns the lane of this process that comes first: on the port, or on a private one.
+    /// Takes the port, or finds its holder. Returns the lane of this process that comes first: on the port,
+    /// or on a private one.
     pub(crate) fn open(&self, net: &Arc<Net>) -> Result<Arc<Lane>> {
         match Socket::bind(PORT) {
             Ok(socket) => {
@@ -149,7 +153,8 @@ impl UdpPort {
         self.be_found(net, FIRST_PAUSE);
     }
 
-    /// Takes the name by which other processes find the holder. The holder before may still have it while it ends: then the background thread tries again.
+    /// Takes the name by which other processes find the holder. The holder before may still have it while it
+    /// ends: then the background thread tries again.
     fn be_found(&self, net: &Arc<Net>, pause: Duration) {
         let bound = Listener::bind(&holder_name())
             .map_err(|error| Lane::cannot_open(&error))
@@ -248,8 +253,8 @@ impl UdpPort {
         }
     }
 
-    /// A queue pair of this process is the first, or was the last, in a group. Returns when packets of the group arrive here, or the holder
-    /// of the port does not say so in time. Not from the background thread.
+    /// A queue pair of this process is the first, or was the last, in a group. Returns when packets of the
+    /// group arrive here, or the holder of the port does not say so in time. Not from the background thread.
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
         if !join {
             return self.change_membership(group, interface, join);
@@ -261,7 +266,8 @@ impl UdpPort {
     }
 
     fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
-        // A request may be lost when the holder is new. It is repeated, since without the holder no packets of the group arrive here.
+        // A request may be lost when the holder is new. It is repeated, since without the holder no packets
+        // of the group arrive here.
         const PAUSES_MS: [u64; 6] = [50, 100, 200, 400, 500, 750];
         for pause in PAUSES_MS {
             match &*lock(&self.state) {
@@ -305,7 +311,8 @@ impl UdpPort {
         Ok(())
     }
 
-    /// Another process answers a request to join a group. Only the holder of the port is believed. `own`: the groups of this process.
+    /// Another process answers a request to join a group. Only the holder of the port is believed. `own`: the
+    /// groups of this process.
     pub(crate) fn holder_answers(
         &self,
         own: &Groups,
@@ -321,8 +328,9 @@ impl UdpPort {
         }
     }
 
-    /// Packets of a group arrive here from now on, or cannot be had: threads that wait for that are told. If none waits, this process has asked a new holder
-    /// for the groups that it had joined through the one before.
+    /// Packets of a group arrive here from now on, or cannot be had: threads that wait for that are told. If
+    /// none waits, this process has asked a new holder for the groups that it had joined through the one
+    /// before.
     fn settle_join(&self, own: &Groups, group: IpAddr, interface: u32, answer: JoinResult) {
         if let Some(asked) = lock(&self.joins).get_mut(&(group, interface)) {
             *asked = Some(answer);

@@ -1,4 +1,5 @@
-//! The conformance suite of the access layer with queue pairs that the connection manager connects, over UDP on the loopback.
+//! The conformance suite of the access layer with queue pairs that the connection manager connects, over UDP
+//! on the loopback.
 
 use adverb_core::conformance::Site;
 use adverb_core::transport::TransportFactory;

@@ -1,6 +1,7 @@
 //! Messages of connection management made by hand, for connections of rdma_cm that stand.
 //!
-//! Whoever makes them knows no secret: queue pair numbers are told to everybody who asks, and the GUID is the same in all processes.
+//! Whoever makes them knows no secret: queue pair numbers are told to everybody who asks, and the GUID is the
+//! same in all processes.
 
 #[path = "support/packets.rs"]
 mod packets;
@@ -55,7 +56,8 @@ fn request(name: u32, number: u32, from: IpAddr, to: SocketAddr) -> Vec<u8> {
     datagram(GSI_QPN, GSI_QKEY, &Message::from(request).to_mad(name.into()).to_bytes())
 }
 
-/// Between two adverbs, nobody ends a connection by a request in the name of one of its queue pairs: there is no answer, and both sides go on.
+/// Between two adverbs, nobody ends a connection by a request in the name of one of its queue pairs: there is
+/// no answer, and both sides go on.
 // ROCE-42
 #[test]
 fn a_request_releases_no_connection_between_adverbs() {
@@ -84,7 +86,8 @@ fn stands() {
     for (name, own, side) in [(1, &pair.client, &pair.server), (2, &pair.server, &pair.client)] {
         let to = other.find(side, &site);
         other.send(to, &request(name, own.queue_pair.number(), site.address, site.at(7174)));
-        // What comes by one socket is taken in in its order, so this is answered after the request would have been.
+        // What comes by one socket is taken in in its order, so this is answered after the request would have
+        // been.
         other.send(to, &Peer::ask(side.queue_pair.number(), 8, GSI_QKEY));
         assert_eq!(other.answer(), (8, to.port()), "an answer to the request");
     }
@@ -101,7 +104,8 @@ fn speak(pair: &Pair, wr_id: u64) {
     pair.server.received_well(wr_id);
 }
 
-/// A peer that is no adverb has lost its connection, and asks for another one from the same queue pair: the old one ends, as the standard demands.
+/// A peer that is no adverb has lost its connection, and asks for another one from the same queue pair: the
+/// old one ends, as the standard demands.
 // IB-CM-33
 #[test]
 fn a_request_of_an_adapter_releases_its_connection() {

@@ -74,11 +74,13 @@ fn a_stream_of_single_posts_leaves_in_trains() {
         // The acknowledgements are counted, too: both ends are here.
         fewest = fewest.min(counters.tx_calls.get() - calls);
     }
-    // Where this thread is kept from its processor, the background thread sends what waits: not in all rounds.
+    // Where this thread is kept from its processor, the background thread sends what waits: not in all
+    // rounds.
     assert!(fewest <= u64::from(DEEP) / 2, "{fewest} system calls for {DEEP} messages");
 }
 
-/// A program that posts, and waits for something else than a completion: the peer has all of it, and none of the polls is this end's.
+/// A program that posts, and waits for something else than a completion: the peer has all of it, and none of
+/// the polls is this end's.
 #[test]
 fn posts_that_wait_to_be_gathered_leave_without_a_poll() {
     let (_guard, site) = alone();

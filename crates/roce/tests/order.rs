@@ -1,5 +1,5 @@
-//! In which order things are seen, on each way that packets take: up to 100,000 messages there and back, and reads with writes behind them. The way is chosen
-//! once in a process, so each has one of its own.
+//! In which order things are seen, on each way that packets take: up to 100,000 messages there and back, and
+//! reads with writes behind them. The way is chosen once in a process, so each has one of its own.
 
 use adverb_core::conformance::fixture::{
     Home, Memory, Pair, QKEY, Shape, Side, TEST_TIMEOUT, path, signalled,
@@ -21,9 +21,10 @@ use std::time::Instant;
 
 /// Messages there and back.
 const MANY: u32 = 100_000;
-/// Messages there and back, where [`MANY`] take longer than the proof is worth before each change.
-/// Reliable connections exchange [`MANY`] by the network and by shared memory: all services use the same code for what is tested.
-/// By the network, a reply by another queue pair may come early now and then, and the test counts how often.
+/// Messages there and back, where [`MANY`] take longer than the proof is worth before each change. Reliable
+/// connections exchange [`MANY`] by the network and by shared memory: all services use the same code for what
+/// is tested. By the network, a reply by another queue pair may come early now and then, and the test counts
+/// how often.
 const SOME: u32 = 10_000;
 /// All conversations have the many messages, for some minutes more: with this variable, as in the night.
 const LONG: &str = "ADVERB_TEST_LONG";
@@ -70,7 +71,8 @@ fn with_one_queue_each(site: &Site, service: Service) -> Pair {
     Pair::of(site, service, Shape { one_queue: true, ..Shape::default() }, &Home::new(site))
 }
 
-/// A conversation by unreliable connections: Sends wait for nobody there, and complete as soon as they have left.
+/// A conversation by unreliable connections: Sends wait for nobody there, and complete as soon as they have
+/// left.
 #[test]
 fn conversation_of_unreliable_connections() {
     if let Some(rounds) = rounds() {
@@ -80,7 +82,8 @@ fn conversation_of_unreliable_connections() {
     }
 }
 
-/// A conversation by unreliable datagrams: no reply comes before the completion of the message that it answers.
+/// A conversation by unreliable datagrams: no reply comes before the completion of the message that it
+/// answers.
 #[test]
 fn conversation_of_datagrams() {
     /// Bytes in front of each datagram, for the header of its route.
@@ -124,8 +127,9 @@ fn reads() {
     }
 }
 
-/// Two connections between the same two ends, each with completion queues of its own: one end speaks by the first, and is answered by the second. Whoever
-/// sees the answer finds what it answers complete, unless another thread is taking in the acknowledgement at another socket at that instant.
+/// Two connections between the same two ends, each with completion queues of its own: one end speaks by the
+/// first, and is answered by the second. Whoever sees the answer finds what it answers complete, unless
+/// another thread is taking in the acknowledgement at another socket at that instant.
 #[test]
 fn conversation_of_two_connections() {
     let Some(rounds) = rounds() else { return };
@@ -153,16 +157,18 @@ fn conversation_of_two_connections() {
                 poll(&asking.client.sends, 1);
             }
         }
-        // By the network the background thread may be at the socket of the acknowledgement when the answer is found at another one. A channel has both, one
-        // behind the other, whoever takes them out. On a busy machine a thread loses its processor between the two more often: in about 1 % of the rounds.
+        // By the network the background thread may be at the socket of the acknowledgement when the answer is
+        // found at another one. A channel has both, one behind the other, whoever takes them out. On a busy
+        // machine a thread loses its processor between the two more often: in about 1 % of the rounds.
         // Without the order it is most of them.
         let most = if std::env::var("ADVERB_LOCAL").unwrap() == "off" { rounds / 10 } else { 0 };
         assert!(early <= most, "{early} answers of {rounds} came before");
     });
 }
 
-/// Two messages come at once by one connection, and the answer goes by another one. One thread takes both in, and the first of them from the queue.
-/// Another thread finds the second message and answers it, though it has taken in nothing. The answer comes after the completions of both messages.
+/// Two messages come at once by one connection, and the answer goes by another one. One thread takes both in,
+/// and the first of them from the queue. Another thread finds the second message and answers it, though it
+/// has taken in nothing. The answer comes after the completions of both messages.
 #[test]
 fn conversation_of_two_connections_by_two_threads() {
     let Some(rounds) = rounds() else { return };
@@ -214,7 +220,8 @@ fn poll(queue: &CompletionQueue, count: usize) {
 /// Requests that a queue pair has in its queue at once.
 const DEEP: usize = 16;
 
-/// Writes and Sends wait behind reads of which the responder cannot keep all, and still nothing is sent twice: this requester would fail.
+/// Writes and Sends wait behind reads of which the responder cannot keep all, and still nothing is sent
+/// twice: this requester would fail.
 #[test]
 fn requests_behind_long_reads() {
     if rounds().is_none() {

@@ -69,7 +69,8 @@ fn a_receiver_that_ends_acknowledges_first() {
     }
 }
 
-/// A process that runs a test of this name as somebody's peer, and its queue pair, joined with `side` and ready. It says what it is by this variable.
+/// A process that runs a test of this name as somebody's peer, and its queue pair, joined with `side` and
+/// ready. It says what it is by this variable.
 fn peer(test: &str, side: &Side, site: &Site, environment: &[(&str, &str)]) -> (Child, impl BufRead + use<>) {
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -150,7 +151,8 @@ fn a_process_without_shared_memory_is_reached_by_the_network() {
     assert_eq!(there_and_back(test, &[("ADVERB_WITHOUT", "memfd")]), 0);
 }
 
-/// While connections go by shared memory nothing that comes by the network counts for them, though all of it is right.
+/// While connections go by shared memory nothing that comes by the network counts for them, though all of it
+/// is right.
 #[test]
 fn the_network_changes_nothing_on_what_goes_by_shared_memory() {
     let site = site();
@@ -192,7 +194,8 @@ fn segments(process: u32) -> Vec<String> {
     lines.map(|line| line.split_whitespace().nth(4).unwrap().to_owned()).collect()
 }
 
-/// A peer that is killed amid a stream of messages: what it has not answered fails at once, and nothing of it stays.
+/// A peer that is killed amid a stream of messages: what it has not answered fails at once, and nothing of it
+/// stays.
 #[test]
 fn a_killed_peer_fails_what_is_under_way() {
     if std::env::var(ENDING).is_ok() {
@@ -235,7 +238,8 @@ fn wait_for_event(queue: &Arc<CompletionQueue>) {
     assert_eq!(told.recv_timeout(TEST_TIMEOUT), Ok(true), "no event");
 }
 
-/// A killed peer wakes a thread that waits for an event, with nothing between the two but the memory that they share.
+/// A killed peer wakes a thread that waits for an event, with nothing between the two but the memory that
+/// they share.
 #[test]
 fn a_killed_peer_wakes_who_waits() {
     if std::env::var(ENDING).is_ok() {
@@ -260,7 +264,8 @@ fn a_killed_peer_wakes_who_waits() {
     assert_eq!(side.sent().status, Status::RetryExceeded);
 }
 
-/// Messages there and back, for each of which both processes wait in turn for an event: of a queue pair that goes by the network if `ADVERB_LOCAL` is off.
+/// Messages there and back, for each of which both processes wait in turn for an event: of a queue pair that
+/// goes by the network if `ADVERB_LOCAL` is off.
 const ROUNDS: u64 = 1000;
 
 fn wait_well(queue: &CompletionQueue, wr_id: u64) {
@@ -331,13 +336,15 @@ fn processes_wait_for_each_other() {
     assert_eq!(ways, [("auto", here), ("off", false)]);
 }
 
-/// Messages there and back between two processes. In the night there are ten times as many: on busy processors, each needs two changes of the process.
+/// Messages there and back between two processes. In the night there are ten times as many: on busy
+/// processors, each needs two changes of the process.
 fn answers() -> u32 {
     if std::env::var_os("ADVERB_TEST_LONG").is_some() { 100_000 } else { 10_000 }
 }
 
-/// One end of a conversation with another process, by a queue pair whose Sends and receives complete in one queue. `meets` connects it, once a first receive
-/// is posted. Returns how many answers came before the Send that they answer was complete.
+/// One end of a conversation with another process, by a queue pair whose Sends and receives complete in one
+/// queue. `meets` connects it, once a first receive is posted. Returns how many answers came before the Send
+/// that they answer was complete.
 fn converses(begins: bool, meets: impl FnOnce(&Side, &Site)) -> (u32, Side) {
     let site = site();
     let shape = Shape { one_queue: true, ..Shape::default() };
@@ -390,8 +397,8 @@ fn setting_is_not_off() -> bool {
     std::env::var("ADVERB_LOCAL").is_ok_and(|way| way != "off")
 }
 
-/// The peer: receives one long message, and then a second one if it comes before its input ends. It says how that went: 1 if what came was sent,
-/// 2 if it was not, 3 if nothing came.
+/// The peer: receives one long message, and then a second one if it comes before its input ends. It says how
+/// that went: 1 if what came was sent, 2 if it was not, 3 if nothing came.
 fn receiver() {
     let site = site();
     let side = side(&site);
@@ -419,7 +426,8 @@ fn receiver() {
     );
 }
 
-/// While the receiver is stopped, `change` happens to what is under way to it. Returns how that ended here and there.
+/// While the receiver is stopped, `change` happens to what is under way to it. Returns how that ended here
+/// and there.
 fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory>)) -> (Status, u32) {
     let site = site();
     let side = side(&site);
@@ -488,7 +496,8 @@ fn protect(memory: &Memory, protection: libc::c_int) {
     const PAGE: u64 = 4096;
     let start = memory.address(0).next_multiple_of(PAGE);
     let end = memory.address(LONG) / PAGE * PAGE;
-    // SAFETY: whole pages of memory that nobody uses meanwhile but by routines that bear it; they stay mapped, so nothing else comes there.
+    // SAFETY: whole pages of memory that nobody uses meanwhile but by routines that bear it; they stay
+    // mapped, so nothing else comes there.
     let done = unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, protection) };
     assert_eq!(done, 0);
 }

@@ -1,6 +1,7 @@
 //! Two users on one host: what one of them cannot do to the other.
 //!
-//! Each test runs in a network namespace of its own, in a process that starts itself there and may act as another user.
+//! Each test runs in a network namespace of its own, in a process that starts itself there and may act as
+//! another user.
 
 #[path = "support/packets.rs"]
 mod packets;
@@ -44,7 +45,8 @@ fn again(test: &str, role: &str) -> Command {
     command
 }
 
-/// Runs a test in a network namespace of its own, where it is root: truly, or with the IDs that its user has been given.
+/// Runs a test in a network namespace of its own, where it is root: truly, or with the IDs that its user has
+/// been given.
 fn in_a_namespace(test: &str) {
     let own = std::env::current_exe().unwrap();
     let mut command = Command::new("unshare");
@@ -73,8 +75,8 @@ fn somebody(user: u32, test: &str, role: &str) -> Process {
     Process::of(command)
 }
 
-/// Whoever joins a group is told if it cannot be had: the socket on port 4791, which another process has, is in so many groups and no more. One that
-/// is left makes room for another.
+/// Whoever joins a group is told if it cannot be had: the socket on port 4791, which another process has, is
+/// in so many groups and no more. One that is left makes room for another.
 #[test]
 fn a_group_that_the_holder_of_the_port_cannot_join_is_refused() {
     const TEST: &str = "a_group_that_the_holder_of_the_port_cannot_join_is_refused";
@@ -200,7 +202,8 @@ fn connect_to((raw, length): (libc::sockaddr_un, libc::socklen_t)) -> Option<Own
     (unsafe { libc::connect(socket.as_raw_fd(), (&raw const raw).cast(), length) } == 0).then_some(socket)
 }
 
-/// One user takes all names by which processes own queue pair numbers, and as many beside them: others have queue pairs all the same, and find each other.
+/// One user takes all names by which processes own queue pair numbers, and as many beside them: others have
+/// queue pairs all the same, and find each other.
 #[test]
 fn one_user_takes_no_numbers_away_from_others() {
     const TEST: &str = "one_user_takes_no_numbers_away_from_others";
@@ -262,7 +265,8 @@ fn receives() {
     next_line();
 }
 
-/// Processes of two users, or of one user in two user namespaces, work with each other by the network, and share no memory.
+/// Processes of two users, or of one user in two user namespaces, work with each other by the network, and
+/// share no memory.
 #[test]
 fn nothing_is_shared_with_others() {
     const TEST: &str = "nothing_is_shared_with_others";
@@ -283,7 +287,8 @@ fn nothing_is_shared_with_others() {
     assert_eq!(side(&mut Process::of(again(TEST, "receives"))), 1, "the same user");
 }
 
-/// A process that others of its user may not look at has no part in shared memory: they cannot know whose it is.
+/// A process that others of its user may not look at has no part in shared memory: they cannot know whose it
+/// is.
 #[test]
 fn nothing_is_shared_with_a_process_that_hides() {
     const TEST: &str = "nothing_is_shared_with_a_process_that_hides";
@@ -298,7 +303,8 @@ fn nothing_is_shared_with_a_process_that_hides() {
         }
         Some(_) => return sends(),
     }
-    // Both of an ordinary user: root may look at every process. Nobody's number stands for users without one, with whom nothing is shared.
+    // Both of an ordinary user: root may look at every process. Nobody's number stands for users without one,
+    // with whom nothing is shared.
     let channels = |how| {
         let mut receiver = somebody(DAEMON, TEST, how);
         let mut sender = somebody(DAEMON, TEST, "sends");
@@ -325,8 +331,8 @@ fn sends() {
     next_line();
 }
 
-/// One user holds all connections that a process has for the questions of others: it answers a third user's question nevertheless, and it does not keep
-/// connections by which nothing comes.
+/// One user holds all connections that a process has for the questions of others: it answers a third user's
+/// question nevertheless, and it does not keep connections by which nothing comes.
 #[test]
 fn one_user_keeps_no_other_user_from_asking() {
     const TEST: &str = "one_user_keeps_no_other_user_from_asking";
@@ -399,7 +405,8 @@ fn asks() {
     }
 }
 
-/// Another user passes a descriptor whose close waits, by as many connections as it likes: a third user's question is answered meanwhile.
+/// Another user passes a descriptor whose close waits, by as many connections as it likes: a third user's
+/// question is answered meanwhile.
 #[test]
 fn one_user_stops_no_thread_by_a_descriptor_that_does_not_close() {
     const TEST: &str = "one_user_stops_no_thread_by_a_descriptor_that_does_not_close";
@@ -422,7 +429,8 @@ fn one_user_stops_no_thread_by_a_descriptor_that_does_not_close() {
     assert_eq!(hostile.says("closes") == "true", has_passed, "the answer came while the close waited");
 }
 
-/// Passes a TCP socket that lingers, by many connections. Says whether one has taken it, and later whether a thread is still in close(2).
+/// Passes a TCP socket that lingers, by many connections. Says whether one has taken it, and later whether a
+/// thread is still in close(2).
 fn passes_a_lingering_socket() {
     println!("\nready");
     let name = next_line();
@@ -522,7 +530,8 @@ fn believes_until_the_user_changes(side: &Side, other: &mut Process) {
     wait((before.0 + 1, before.1 + 1));
 }
 
-/// The holder of UDP port 4791 hands packets over by the connections of those that watch it: what it hands over as another user does not count.
+/// The holder of UDP port 4791 hands packets over by the connections of those that watch it: what it hands
+/// over as another user does not count.
 #[test]
 fn a_holder_of_the_port_that_drops_privileges_is_not_trusted_any_more() {
     const TEST: &str = "a_holder_of_the_port_that_drops_privileges_is_not_trusted_any_more";
@@ -711,7 +720,8 @@ fn takes_names() {
     }
 }
 
-/// A process tells its objects to processes of its user in its user namespace, and to root's. Others get no answer.
+/// A process tells its objects to processes of its user in its user namespace, and to root's. Others get no
+/// answer.
 #[test]
 fn nobody_is_told_the_objects_of_another_user() {
     const TEST: &str = "nobody_is_told_the_objects_of_another_user";
@@ -747,7 +757,8 @@ fn answers() {
     next_line();
 }
 
-/// Asks the process of this network namespace that answers questions for its objects. Everybody sees its name.
+/// Asks the process of this network namespace that answers questions for its objects. Everybody sees its
+/// name.
 fn asks_for_objects() {
     println!("\nready");
     let sockets = std::fs::read_to_string("/proc/self/net/unix").unwrap();

@@ -1,4 +1,5 @@
-//! A process of the same host that sleeps is woken for a message, also where the queue pair ends whose post was told that the process sleeps.
+//! A process of the same host that sleeps is woken for a message, also where the queue pair ends whose post
+//! was told that the process sleeps.
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Pair, TEST_TIMEOUT, signalled};
@@ -13,8 +14,9 @@ fn site() -> Site {
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1").by_attributes()
 }
 
-/// One post tells a single thread that the other side sleeps. The queue pair of that post ends before the list of posts does, and the other side has to be woken
-/// all the same: messages of other queue pairs find nobody who says so again.
+/// One post tells a single thread that the other side sleeps. The queue pair of that post ends before the
+/// list of posts does, and the other side has to be woken all the same: messages of other queue pairs find
+/// nobody who says so again.
 #[test]
 fn a_queue_pair_that_ends_amid_posts_leaves_nobody_asleep() {
     const ROUNDS: u64 = 20;

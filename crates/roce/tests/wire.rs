@@ -77,7 +77,8 @@ fn towards_the_peer(site: &Site, service: Service) -> (Side, M, Attributes) {
 }
 
 /// Whatever is wrong with a packet, it is as if it had not come; and what may differ does no harm.
-// IB-PKT-4, IB-PKT-10, IB-PKT-20, IB-PKT-38, IB-PKT-43, IB-PKT-46, IB-PKT-47, IB-PKT-49, IB-PKT-50, IB-PKT-52, ROCE-5, ROCE-6
+// IB-PKT-4, IB-PKT-10, IB-PKT-20, IB-PKT-38, IB-PKT-43, IB-PKT-46, IB-PKT-47, IB-PKT-49, IB-PKT-50,
+// IB-PKT-52, ROCE-5, ROCE-6
 #[test]
 fn only_packets_for_a_queue_pair_reach_it() {
     let (_guard, site) = alone();
@@ -223,7 +224,8 @@ fn the_first_packet_is_refused() {
     assert_eq!(side.queue_pair.state(), State::Error);
 }
 
-/// In SQD a queue pair can be given another path, and what has not arrived by the old one goes by the new one.
+/// In SQD a queue pair can be given another path, and what has not arrived by the old one goes by the new
+/// one.
 // IB-QP-18
 #[test]
 fn a_path_changes_in_sqd() {
@@ -254,7 +256,8 @@ fn ready_to_send(side: &Side, timeout: u8, retry_count: u8) {
     side.to(State::Rts, mask, &attributes);
 }
 
-/// Queue pairs that share a congestion window, on lanes of their own: when one of them fails, or goes, those that wait for room go on.
+/// Queue pairs that share a congestion window, on lanes of their own: when one of them fails, or goes, those
+/// that wait for room go on.
 #[test]
 fn a_queue_pair_that_waits_for_room_goes_on_when_others_fail() {
     const LONG: usize = 1 << 20;
@@ -355,8 +358,8 @@ fn a_question_diverts_no_datagrams() {
     assert!(hears_nothing(&peer), "a datagram has come to the asker");
 }
 
-/// A question in the name of a connection's peer brings none of the connection's packets to the asker. The device
-/// asks port 4791 once more where the peer's queue pair lives, and does not believe the asker.
+/// A question in the name of a connection's peer brings none of the connection's packets to the asker. The
+/// device asks port 4791 once more where the peer's queue pair lives, and does not believe the asker.
 #[test]
 fn a_question_diverts_no_connection() {
     const ASKER: u32 = NUMBER + 2;
@@ -373,7 +376,8 @@ fn a_question_diverts_no_connection() {
     assert!(hears_nothing(&peer), "a packet has come to the asker");
 }
 
-/// Once it is known where the peer's queue pair lives, packets count from there alone: another process of its host, which has its address, is not it.
+/// Once it is known where the peer's queue pair lives, packets count from there alone: another process of its
+/// host, which has its address, is not it.
 // IB-PKT-50
 #[test]
 fn packets_count_from_where_the_peer_lives() {
@@ -399,7 +403,8 @@ fn packets_count_from_where_the_peer_lives() {
     assert_eq!(counters.congestion_received.get(), slowed);
 }
 
-/// A packet with another sequence number than the one that is expected says nothing of the peer: neither that it is there, nor that it is to be spared.
+/// A packet with another sequence number than the one that is expected says nothing of the peer: neither that
+/// it is there, nor that it is to be spared.
 // IB-RC-RSP-61, IB-QP-38
 #[test]
 fn the_sequence_number_is_looked_at_first() {
@@ -429,7 +434,8 @@ fn the_sequence_number_is_looked_at_first() {
     assert_eq!(counters.congestion_sent.get(), notified);
 }
 
-/// Kernels and adapters ask for all of a long read at once, and send what is behind it without waiting. It is taken in once, in its place, and not asked for again.
+/// Kernels and adapters ask for all of a long read at once, and send what is behind it without waiting. It is
+/// taken in once, in its place, and not asked for again.
 // PRACTICE-ORDER-2
 #[test]
 fn packets_behind_a_long_read_are_taken_in_and_not_asked_for_again() {
@@ -475,7 +481,8 @@ fn packets_behind_a_long_read_are_taken_in_and_not_asked_for_again() {
     assert_eq!(counters(&side).out_of_sequence.get(), told, "what has no place does not wait");
 }
 
-/// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
+/// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches
+/// nothing behind the receive.
 // IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17, IB-PKT-52, IB-PKT-53
 #[test]
 fn datagrams_of_others() {
@@ -566,7 +573,8 @@ fn a_group_has_a_number() {
     assert_eq!(memory.bytes()[40..], *b"good");
 }
 
-/// A mark of congestion comes back as a notification, which slows down whoever it is for, and is never answered.
+/// A mark of congestion comes back as a notification, which slows down whoever it is for, and is never
+/// answered.
 // ROCE-33, ROCE-34, ROCE-35, ROCE-36, ROCE-37, ROCE-38
 #[test]
 fn congestion_is_notified() {

@@ -58,8 +58,8 @@ impl Configuration {
     }
 }
 
-/// Bytes of a buffer whose size nobody sets. rdma-core's have a quarter; a peer writes into halves, and the next half is to be lent before it
-/// has filled one.
+/// Bytes of a buffer whose size nobody sets. rdma-core's have a quarter; a peer writes into halves, and the
+/// next half is to be lent before it has filled one.
 const DEFAULT_BUFFER: u32 = 1 << 19;
 
 /// The most bytes of a buffer.

@@ -1,5 +1,5 @@
-//! What the fuzz targets feed, and the tests of every run with random bytes: what comes from others and needs no engine. It ends without a panic, and
-//! checks what it has read.
+//! What the fuzz targets feed, and the tests of every run with random bytes: what comes from others and needs
+//! no engine. It ends without a panic, and checks what it has read.
 
 /// Packets that come to a datagram socket by UDP, each with who has sent it.
 pub fn datagram(bytes: &[u8]) {

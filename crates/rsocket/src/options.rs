@@ -98,7 +98,8 @@ impl Options {
         }
     }
 
-    /// The options of a socket that a listening socket with these options accepts. It inherits the sizes alone.
+    /// The options of a socket that a listening socket with these options accepts. It inherits the sizes
+    /// alone.
     pub(crate) fn inherited(&self) -> Self {
         Self {
             route: Vec::new(),
@@ -219,7 +220,8 @@ impl Stream {
     /// Sets an option.
     ///
     /// # Errors
-    /// ENOTSUP for one that there is not; EINVAL for a value that is none, and for what has to be set before connecting.
+    /// ENOTSUP for one that there is not; EINVAL for a value that is none, and for what has to be set before
+    /// connecting.
     pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> Result<()> {
         let _whole = CancellationGuard::new();
         let value = Value(value);

@@ -51,8 +51,8 @@ impl Waitable for Socket {
     }
 }
 
-/// Waits until one of the list is ready, at most `timeout` milliseconds (negative: for ever). How many are. The list may have sockets and
-/// ordinary descriptors. A cancellation point.
+/// Waits until one of the list is ready, at most `timeout` milliseconds (negative: for ever). How many are.
+/// The list may have sockets and ordinary descriptors. A cancellation point.
 ///
 /// # Errors
 /// EINTR when a signal handler ran.

@@ -1,4 +1,5 @@
-//! What a process has once: its sockets by number, and the devices that they have opened. A child of fork begins with nothing.
+//! What a process has once: its sockets by number, and the devices that they have opened. A child of fork
+//! begins with nothing.
 
 use crate::configuration::Configuration;
 use crate::datagram::Datagram;
@@ -166,7 +167,8 @@ impl Process {
             // SAFETY: just leaked, and never freed.
             Ok(_) => unsafe { &*made },
             Err(other) => {
-                // SAFETY: nobody has seen `made`; another thread of this process published `other`, which is never freed.
+                // SAFETY: nobody has seen `made`; another thread of this process published `other`, which is
+                // never freed.
                 unsafe {
                     drop(Box::from_raw(made));
                     &*other
@@ -209,7 +211,8 @@ pub(crate) fn lookup(number: i32) -> Option<Socket> {
 /// A new socket (socket(2)): its number.
 ///
 /// # Errors
-/// ENOTSUP for other families than IPv4 and IPv6, and other types and protocols than TCP's and UDP's; EMFILE; ENODEV without a device.
+/// ENOTSUP for other families than IPv4 and IPv6, and other types and protocols than TCP's and UDP's; EMFILE;
+/// ENODEV without a device.
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Result<i32> {
     let _whole = CancellationGuard::new();
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);

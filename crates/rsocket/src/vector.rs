@@ -17,7 +17,8 @@ impl<'a> Vector<'a> {
     /// All bytes of the parts. EINVAL if their number does not fit into what calls return.
     ///
     /// # Safety
-    /// The program gave this memory to be read, or if the vector is filled, to be written, until the call ends.
+    /// The program gave this memory to be read, or if the vector is filled, to be written, until the call
+    /// ends.
     pub unsafe fn new(parts: &'a [libc::iovec]) -> Result<Self> {
         let mut left = 0usize;
         for part in parts {

@@ -1,4 +1,5 @@
-//! A thread of the engine panics: calls that wait end with an error. One test, since the engine is the process's.
+//! A thread of the engine panics: calls that wait end with an error. One test, since the engine is the
+//! process's.
 
 use adverb_core::engine;
 use adverb_core::error::Result;

@@ -117,7 +117,8 @@ fn a_datagram_socket_serves_any_number_of_peers() {
     for number in 1..=4500 {
         introduce(address, number);
     }
-    // What they sent, without data, is read, so that there is room for more; then somebody has something to say.
+    // What they sent, without data, is read, so that there is room for more; then somebody has something to
+    // say.
     let client = open(libc::SOCK_DGRAM);
     let mut text = *b"hello";
     let mut buffer = [0; 16];

@@ -89,7 +89,8 @@ fn requests_that_nobody_follows_up_keep_nobody_out() {
     let accepted = || device.counters().queue_pairs.get();
     let before = accepted();
     let silent = UdpSocket::bind((Ipv4Addr::new(127, 0, 9, 9), 0)).unwrap();
-    // One after the other: more at once than the backlog are refused. One that is lost is sent again after a while; nothing comes back.
+    // One after the other: more at once than the backlog are refused. One that is lost is sent again after a
+    // while; nothing comes back.
     silent.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let deadline = Instant::now() + TEST_TIMEOUT;
     for number in 1..=SILENT {

@@ -7,7 +7,8 @@ thread_local! {
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the thread is in such a call: what librdmacm itself opens is ordinary, and a signal handler that ends the program there ends no rsockets.
+/// Whether the thread is in such a call: what librdmacm itself opens is ordinary, and a signal handler that
+/// ends the program there ends no rsockets.
 pub(crate) fn is_within() -> bool {
     WITHIN.try_with(Cell::get).unwrap_or(true)
 }

@@ -4,7 +4,8 @@ use crate::barrier::Barrier;
 use crate::{call, epoll, errno, library, table};
 use libc::{c_int, c_long, c_uint, c_ulong, c_void};
 
-/// The descriptor is nothing any more: the rsocket that nothing else stands for ends, once what was sent has left.
+/// The descriptor is nothing any more: the rsocket that nothing else stands for ends, once what was sent has
+/// left.
 fn gone(number: Option<c_int>) -> c_int {
     // SAFETY: plain numbers.
     number.map_or(0, |number| unsafe { library::rclose(number) })
@@ -77,7 +78,8 @@ unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     new
 }
 
-/// The argument, if the command has one, is an integer or a pointer: on the machines that we build for it is passed as a named parameter is.
+/// The argument, if the command has one, is an integer or a pointer: on the machines that we build for it is
+/// passed as a named parameter is.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _barrier = Barrier;
@@ -99,7 +101,8 @@ unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -
     result
 }
 
-/// fcntl(2) by the name for large files. On our machines there is one size of files, so it does what `fcntl` does.
+/// fcntl(2) by the name for large files. On our machines there is one size of files, so it does what `fcntl`
+/// does.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _barrier = Barrier;
@@ -121,7 +124,8 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
         && request as c_uint as c_ulong == libc::FIONBIO
         && let Some(found) = found
     {
-        // SAFETY: the kernel has read the number there; the descriptor's flags are what the rsocket's are to be.
+        // SAFETY: the kernel has read the number there; the descriptor's flags are what the rsocket's are to
+        // be.
         return call::librdmacm(|| unsafe {
             let status = library::fcntl(fd, libc::F_GETFL, 0);
             library::rfcntl(found.number(), libc::F_SETFL, status.into())

@@ -7,7 +7,8 @@ use libc::{
 };
 use std::ffi::CStr;
 
-/// Functions that look up those of their names once, and call them. What the C library calls variadic takes an integer or a pointer.
+/// Functions that look up those of their names once, and call them. What the C library calls variadic takes
+/// an integer or a pointer.
 macro_rules! behind {
     ($module:ident $next:literal; $($(#[$variadic:ident])? fn $name:ident($first:ident: $first_type:ty $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         $(

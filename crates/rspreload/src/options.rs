@@ -1,4 +1,5 @@
-//! Options of sockets (setsockopt(2)). The ordinary socket gets them, too: it may have to stand in, and it answers what rsockets do not know.
+//! Options of sockets (setsockopt(2)). The ordinary socket gets them, too: it may have to stand in, and it
+//! answers what rsockets do not know.
 
 use crate::barrier::Barrier;
 use crate::{call, errno, library, table};

@@ -1,4 +1,5 @@
-//! poll(2) and its relatives: lists with rsockets go to librdmacm, which waits for rsockets and ordinary descriptors together.
+//! poll(2) and its relatives: lists with rsockets go to librdmacm, which waits for rsockets and ordinary
+//! descriptors together.
 
 use crate::barrier::Barrier;
 use crate::{library, signals, table, transfer};

@@ -45,7 +45,8 @@ fn sets(readable: *mut fd_set, writable: *mut fd_set, exceptional: *mut fd_set) 
     ]
 }
 
-/// The descriptors that the kernel's table has room for, beyond which it looks into no set: programs may ask for as many as there could ever be.
+/// The descriptors that the kernel's table has room for, beyond which it looks into no set: programs may ask
+/// for as many as there could ever be.
 fn room() -> c_int {
     let status = errno::kept(|| std::fs::read_to_string("/proc/thread-self/status")).unwrap_or_default();
     let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")?.trim().parse().ok());

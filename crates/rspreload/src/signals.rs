@@ -4,8 +4,9 @@ use crate::{call, errno, library};
 use libc::{c_int, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::mem::MaybeUninit;
 
-/// Another mask, as long as this lives. Signals that it lets through and that the thread blocks stay blocked while the thread sleeps, and a
-/// descriptor tells of them: so none comes unnoticed between looking and sleeping.
+/// Another mask, as long as this lives. Signals that it lets through and that the thread blocks stay blocked
+/// while the thread sleeps, and a descriptor tells of them: so none comes unnoticed between looking and
+/// sleeping.
 struct Mask {
     own: sigset_t,
     wanted: sigset_t,
@@ -68,7 +69,8 @@ impl Drop for SignalMask {
     }
 }
 
-/// rpoll, with a signal mask unless it is NULL: -1 and EINTR when a handler ran. In the list, rsockets have the numbers that librdmacm knows.
+/// rpoll, with a signal mask unless it is NULL: -1 and EINTR when a handler ran. In the list, rsockets have
+/// the numbers that librdmacm knows.
 ///
 /// # Safety
 /// `mask` is NULL or valid.

@@ -126,9 +126,10 @@ unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length:
     unsafe { library::connect(fd, address, length) }
 }
 
-/// Whether a connection that is being made is refused soon: a peer whom RDMA reaches answers at once, and one where nobody listens is asked again for
-/// half a second. Later a program that does not wait is told of it, and nothing else is tried. Time in which this process is kept from its
-/// processor is hardly counted: mostly the answer is kept from it, too.
+/// Whether a connection that is being made is refused soon: a peer whom RDMA reaches answers at once, and one
+/// where nobody listens is asked again for half a second. Later a program that does not wait is told of it,
+/// and nothing else is tried. Time in which this process is kept from its processor is hardly counted: mostly
+/// the answer is kept from it, too.
 fn is_refused(number: c_int) -> bool {
     const LOOKS: usize = 100;
     const LOOK_MS: c_int = 10;
@@ -139,7 +140,8 @@ fn is_refused(number: c_int) -> bool {
     answered.is_some_and(|found| found > 0) && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
-/// Nobody is there whom RDMA reaches: the descriptor is an ordinary socket, with the address that the program chose. Its options and flags it has already.
+/// Nobody is there whom RDMA reaches: the descriptor is an ordinary socket, with the address that the program
+/// chose. Its options and flags it has already.
 fn become_ordinary(fd: c_int, found: table::Rsocket) {
     // SAFETY: all zero is a valid address of no family.
     let mut address: libc::sockaddr_storage = unsafe { std::mem::zeroed() };

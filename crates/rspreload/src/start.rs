@@ -24,13 +24,15 @@ extern "C" fn initialise() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// A child of fork has descriptors that look like the parent's; the rsockets behind them are not there, as librdmacm says of each.
+/// A child of fork has descriptors that look like the parent's; the rsockets behind them are not there, as
+/// librdmacm says of each.
 extern "C" fn in_child() {
     table::own();
     epoll::forget();
 }
 
-/// Called for the first rsocket: after librdmacm has got ready for the end of the process, so that this comes before it.
+/// Called for the first rsocket: after librdmacm has got ready for the end of the process, so that this comes
+/// before it.
 pub(crate) fn close_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -39,7 +41,8 @@ pub(crate) fn close_at_exit() {
     });
 }
 
-/// What was sent before the end arrives, as with the kernel's sockets; but a peer that has stopped does not hold up the end for long.
+/// What was sent before the end arrives, as with the kernel's sockets; but a peer that has stopped does not
+/// hold up the end for long.
 extern "C" fn at_exit() {
     const EXIT_TIMEOUT: Duration = Duration::from_secs(3);
     if !table::is_owner() || call::is_within() || table::all().next().is_none() {

@@ -1,12 +1,14 @@
 //! Which descriptors of the program are rsockets, or epoll sets that we know.
 //!
-//! A word for each descriptor there can be, in memory that the kernel provides when it is first used. Looking takes no lock, so it may happen anywhere. A
-//! word has the rsocket's number and a generation, which tells it from another that has had the same descriptor.
+//! A word for each descriptor there can be, in memory that the kernel provides when it is first used. Looking
+//! takes no lock, so it may happen anywhere. A word has the rsocket's number and a generation, which tells it
+//! from another that has had the same descriptor.
 
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// Descriptors that can be known: what the kernel allows a process unless it is told otherwise. Those beyond are ordinary ones.
+/// Descriptors that can be known: what the kernel allows a process unless it is told otherwise. Those beyond
+/// are ordinary ones.
 const MOST: usize = 1 << 20;
 
 static BEHIND: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];

@@ -145,7 +145,8 @@ unsafe extern "C-unwind" fn sendfile(
     if failed && done == 0 { -1 } else { done as ssize_t }
 }
 
-/// sendfile(2) by the name for large files. On our machines there is one size of files, so it does what `sendfile` does.
+/// sendfile(2) by the name for large files. On our machines there is one size of files, so it does what
+/// `sendfile` does.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn sendfile64(
     to: c_int,

@@ -1,10 +1,13 @@
 //! Long operations in memory of other processes, which go on beside the thread that has posted them.
 //!
-//! A post carries out so much and no more. Threads that poll meanwhile do the rest: each takes a turn at a queue pair that no other thread works
-//! on. Or else the background thread does. That keeps off while there are polls: on the same processor the two would only be in each other's way.
+//! A post carries out so much and no more. Threads that poll meanwhile do the rest: each takes a turn at a
+//! queue pair that no other thread works on. Or else the background thread does. That keeps off while there
+//! are polls: on the same processor the two would only be in each other's way.
 //!
-//! Where the program computes once it has posted ([`Habit`]), a post calls the background thread at once, and leaves long operations to it as soon as it comes. Not so
-//! where that thread has no processor but the poster's ([`Processor`]), nor where the poster is about to sleep until the end: then nothing goes on beside it.
+//! Where the program computes once it has posted ([`Habit`]), a post calls the background thread at once, and
+//! leaves long operations to it as soon as it comes. Not so where that thread has no processor but the
+//! poster's ([`Processor`]), nor where the poster is about to sleep until the end: then nothing goes on
+//! beside it.
 
 use crate::habit::Habit;
 use crate::lock;
@@ -18,7 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Turns of the background thread before it looks after others.
 const TURNS: usize = 16;
-/// When the background thread looks first whether there are polls, and the longest pause until it looks again.
+/// When the background thread looks first whether there are polls, and the longest pause until it looks
+/// again.
 const LOOK: Duration = Duration::from_micros(20);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
@@ -85,9 +89,10 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// A long operation of `endpoint` is being posted, of which the post carries out `most` bytes. Returns how many of them it is to carry out if it leaves the rest to the
-    /// background thread, which has been called, and waits for the end of the post ([`Copies::posted`]). None where that is not worth it: where the poster sleeps until the operation is
-    /// complete (`will_sleep`), for example.
+    /// A long operation of `endpoint` is being posted, of which the post carries out `most` bytes. Returns
+    /// how many of them it is to carry out if it leaves the rest to the background thread, which has been
+    /// called, and waits for the end of the post ([`Copies::posted`]). None where that is not worth it: where
+    /// the poster sleeps until the operation is complete (`will_sleep`), for example.
     #[cold]
     pub fn takes(
         self: &Arc<Self>,
@@ -253,8 +258,9 @@ impl Beside {
         self.copies.polls.load(Ordering::Relaxed).wrapping_sub(self.polls) >= enough
     }
 
-    /// Whether the background thread carries on to the end, and threads that poll wait: a post has left the operations to it, and it has come before
-    /// any thread polled. The bytes are in the caches of its processor then, where they are the next time as well.
+    /// Whether the background thread carries on to the end, and threads that poll wait: a post has left the
+    /// operations to it, and it has come before any thread polled. The bytes are in the caches of its
+    /// processor then, where they are the next time as well.
     fn goes_through(&self) -> bool {
         match self.errand {
             Errand::Look => false,

@@ -1,11 +1,13 @@
 //! The initiator's side: one-sided operations carried out by this process in memory of another.
 //!
-//! The other process publishes the rights of its keys and queue pairs ([`crate::sharing`]); all that is checked here as it would be there. Before it
-//! looks, the initiator announces the entries that it is going to use, so that the other process does not take the memory away meanwhile. Requests that are
-//! not permitted, or not in reach, go as packets: then the other engine reports the error.
+//! The other process publishes the rights of its keys and queue pairs ([`crate::sharing`]); all that is
+//! checked here as it would be there. Before it looks, the initiator announces the entries that it is going
+//! to use, so that the other process does not take the memory away meanwhile. Requests that are not
+//! permitted, or not in reach, go as packets: then the other engine reports the error.
 //!
-//! This process copies to and from memory of the other that is mapped here. For the rest, the kernel copies ([`Process`]): a system call, in which the thread may
-//! have to wait for a page of the other process. So no thread that posts or polls waits for it ([`Busy`]).
+//! This process copies to and from memory of the other that is mapped here. For the rest, the kernel copies
+//! ([`Process`]): a system call, in which the thread may have to wait for a page of the other process. So no
+//! thread that posts or polls waits for it ([`Busy`]).
 
 use crate::at_once::AtOnce;
 use crate::neighbour::Neighbour;
@@ -25,8 +27,8 @@ use std::sync::Arc;
 
 /// Bytes that are copied under one announcement.
 const SLICE: u32 = 256 << 10;
-/// Requests that go as packets before a queue pair that was not published is looked for again: one, then each time twice as many, up to so many. As a rule the
-/// peer publishes it with the next packet of ours.
+/// Requests that go as packets before a queue pair that was not published is looked for again: one, then each
+/// time twice as many, up to so many. As a rule the peer publishes it with the next packet of ours.
 const MOST_PAUSE: u32 = 64;
 
 /// What one queue pair remembers of its peer's process.
@@ -94,7 +96,8 @@ pub(crate) fn right(work: &SendWork) -> Option<Access> {
 }
 
 impl Direct {
-    /// Whether a request to queue pair `peer` would be carried out from here, as it seems. `reads`: the queue pair may have reads under way.
+    /// Whether a request to queue pair `peer` would be carried out from here, as it seems. `reads`: the queue
+    /// pair may have reads under way.
     #[inline]
     pub fn suits(&mut self, neighbour: &Neighbour, peer: u32, work: &SendWork, reads: bool) -> bool {
         let Some(right) = right(work) else { return false };
@@ -149,7 +152,9 @@ impl Direct {
         self.pair.is_some()
     }
 
-    /// Whether queue pair `peer` is known to have taken in so much ([`PublishedPair::tell_taken`](crate::PublishedPair::tell_taken)), so that all this is done to its memory.
+    /// Whether queue pair `peer` is known to have taken in so much
+    /// ([`PublishedPair::tell_taken`](crate::PublishedPair::tell_taken)), so that all this is done to its
+    /// memory.
     #[inline]
     pub fn has_taken(&mut self, neighbour: &Neighbour, peer: u32, count: u64) -> bool {
         if !self.reaches(neighbour, peer) {
@@ -195,8 +200,8 @@ impl Direct {
         self.tally.count(queues.counters);
     }
 
-    /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete. `by_kernel`: how others are
-    /// kept from waiting while the kernel copies, if it may.
+    /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before
+    /// it must be complete. `by_kernel`: how others are kept from waiting while the kernel copies, if it may.
     #[inline]
     pub fn execute(
         &mut self,
@@ -212,8 +217,8 @@ impl Direct {
         }
     }
 
-    /// What carries out short requests as they are posted, if the last one that this has carried out was in memory that is mapped. `reads`: the queue pair may have
-    /// reads under way.
+    /// What carries out short requests as they are posted, if the last one that this has carried out was in
+    /// memory that is mapped. `reads`: the queue pair may have reads under way.
     pub fn at_once(&self, neighbour: &Neighbour, queues: &Queues, reads: bool) -> Option<AtOnce> {
         let (neighbour_memory, pair, region) =
             (self.neighbour_memory.as_ref()?, self.pair?, self.region.as_ref()?);
@@ -297,7 +302,8 @@ impl Direct {
         }
     }
 
-    /// Carries out a slice of a request in memory that the other program shares by itself, if it is there still. Returns the bytes that are done by now.
+    /// Carries out a slice of a request in memory that the other program shares by itself, if it is there
+    /// still. Returns the bytes that are done by now.
     fn try_common(
         &mut self,
         reader: &mut Reader,
@@ -323,14 +329,16 @@ impl Direct {
         });
         match done {
             InView::Done => return Some(from + slice),
-            // Something else is there, or the file is shorter by now, or our own bytes are not there: the kernel finds out which.
+            // Something else is there, or the file is shorter by now, or our own bytes are not there: the
+            // kernel finds out which.
             InView::Not => stands.region.leave_common(),
             InView::Lost => self.fault = Some(work.sequence),
         }
         None
     }
 
-    /// A request has gone another way than by the memory that the other program shares by itself: it may be worth it to map that.
+    /// A request has gone another way than by the memory that the other program shares by itself: it may be
+    /// worth it to map that.
     fn ask_for_common(&self) {
         if let Some((neighbour_memory, region)) = self.neighbour_memory.as_ref().zip(self.region.as_ref())
             && region.asks_for_common()
@@ -371,7 +379,8 @@ enum InView {
     Done,
     /// Bytes are not there, here or at the other program's: it may be done in another way.
     Not,
-    /// The slice is done, and its result has found no place: it is not done twice, and the request fails as it would after the peer's answer.
+    /// The slice is done, and its result has found no place: it is not done twice, and the request fails as
+    /// it would after the peer's answer.
     Lost,
 }
 

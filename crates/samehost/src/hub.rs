@@ -13,7 +13,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 
-/// All that a transport has in common with other processes of this host: handshakes, channels, and memory that is shared. Thread-safe.
+/// All that a transport has in common with other processes of this host: handshakes, channels, and memory
+/// that is shared. Thread-safe.
 pub struct Hub<S: Side> {
     /// Which processes this one has met.
     pub handshakes: Handshakes<S>,
@@ -51,7 +52,8 @@ impl<S: Side> Hub<S> {
         self.own.get_or_init(make).clone()
     }
 
-    /// A function of its own: its frame is large, and a thread of the program may have a small stack, on which that of [`Parts::to_oneself`] stands before.
+    /// A function of its own: its frame is large, and a thread of the program may have a small stack, on
+    /// which that of [`Parts::to_oneself`] stands before.
     #[inline(never)]
     fn open_to_oneself(side: &Arc<S>, parts: Box<Parts>) -> io::Result<Arc<Channel<S::Traffic>>> {
         side.open(*parts).map_err(|error| io::Error::other(error.to_string()))
@@ -62,13 +64,15 @@ impl<S: Side> Hub<S> {
         self.sharing.enter(NeighbourLink::this(&**channel));
         self.channels.enter(channel);
         channel.begin();
-        // It may have ended before: the first thread that looks finds out a peer that breaks the rules at once.
+        // It may have ended before: the first thread that looks finds out a peer that breaks the rules at
+        // once.
         if channel.neighbour.life() >= Life::Ended {
             side.forget(channel);
         }
     }
 
-    /// A channel has ended. `before`: what is to be forgotten before it is forgotten that the processes have met; what it returns is held until all is.
+    /// A channel has ended. `before`: what is to be forgotten before it is forgotten that the processes have
+    /// met; what it returns is held until all is.
     pub fn leave<G>(&self, channel: &Channel<S::Traffic>, before: impl FnOnce() -> G) {
         self.sharing.leave(channel);
         let _held = before();

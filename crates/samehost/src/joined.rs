@@ -1,7 +1,9 @@
-//! Regions of another process that its program shares by itself ([`Common`]), and that are mapped here because they are used.
+//! Regions of another process that its program shares by itself ([`Common`]), and that are mapped here
+//! because they are used.
 //!
-//! Memory that the kernel's copy has used a few times is mapped, by a thread that the background thread starts. It is unmapped once its key does not stand for
-//! it, or no operation has used it for a while. So the memory is not kept by this process when the other program gives it up. There is a timer as long as
+//! Memory that the kernel's copy has used a few times is mapped, by a thread that the background thread
+//! starts. It is unmapped once its key does not stand for it, or no operation has used it for a while. So the
+//! memory is not kept by this process when the other program gives it up. There is a timer as long as
 //! anything is mapped.
 
 use crate::lock;
@@ -22,7 +24,8 @@ const LOOK: Duration = Duration::from_millis(250);
 #[derive(Default)]
 pub(crate) struct MappingState {
     common: Mutex<Option<Arc<Common>>>,
-    /// Uses by the kernel's copy. From [`WORTH`] on, a thread has asked for the mapping, or it cannot be mapped.
+    /// Uses by the kernel's copy. From [`WORTH`] on, a thread has asked for the mapping, or it cannot be
+    /// mapped.
     uses: AtomicU32,
     /// The region has been used since the last look.
     is_used: AtomicBool,
@@ -89,8 +92,8 @@ pub(crate) struct Joining {
 impl Source for Joining {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
-    /// By another thread: the file system of a descriptor that it looks at may be slow to answer, or never answer. Then no other region of that process is mapped, and
-    /// nothing else waits.
+    /// By another thread: the file system of a descriptor that it looks at may be slow to answer, or never
+    /// answer. Then no other region of that process is mapped, and nothing else waits.
     fn timeout(self: Arc<Self>) {
         if !self.neighbour_memory.begins_to_join() {
             self.region.ask_again();

@@ -1,8 +1,10 @@
-//! What records of a channel were for, by number: so that for most of them no table is searched that others use.
+//! What records of a channel were for, by number: so that for most of them no table is searched that others
+//! use.
 
 use arrayvec::ArrayVec;
 
-/// The receivers of the last records of a channel, by number: at most eight entries, so that for most records no table is searched.
+/// The receivers of the last records of a channel, by number: at most eight entries, so that for most records
+/// no table is searched.
 pub struct LookupCache<E> {
     /// How often the table had changed.
     changes: u64,

@@ -1,8 +1,10 @@
-//! Memory of the program that is lent to another process: messages to that process refer to it ([`adverb_local::Loan`]).
+//! Memory of the program that is lent to another process: messages to that process refer to it
+//! ([`adverb_local::Loan`]).
 //!
-//! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process copies from it:
-//! as long as one copy of at most 256 KiB takes, but no longer than [`READER_TIMEOUT`], and not for a process that has ended, perhaps in the middle of a copy.
-//! Bytes that it reads after that are void, as it finds out.
+//! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both
+//! wait while the other process copies from it: as long as one copy of at most 256 KiB takes, but no longer
+//! than [`READER_TIMEOUT`], and not for a process that has ended, perhaps in the middle of a copy. Bytes that
+//! it reads after that are void, as it finds out.
 
 use crate::lock;
 use adverb_core::clock;
@@ -21,7 +23,8 @@ fn now() -> Duration {
     Duration::from_nanos(clock::device())
 }
 
-/// The loans of one neighbour. Thread-safe; its lock is held for a look at them, and nothing else is locked under it.
+/// The loans of one neighbour. Thread-safe; its lock is held for a look at them, and nothing else is locked
+/// under it.
 pub struct Loans {
     ring: adverb_local::Loans,
     keys: &'static Keys,
@@ -47,7 +50,8 @@ impl Loans {
     pub fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = KeyUse>) {
         let mut lent = lock(&self.lent);
         self.settle(&mut lent);
-        // Under the lock: a thread that takes loans back finds this one as soon as the other process can read it.
+        // Under the lock: a thread that takes loans back finds this one as soon as the other process can read
+        // it.
         let loan = slot.publish_loan();
         lent.extend(pieces.into_iter().map(|lent| Piece { loan, number, lent }));
     }

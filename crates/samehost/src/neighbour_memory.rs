@@ -1,4 +1,5 @@
-//! Memory of another process, as far as that has told of it: its key table, and the regions that are published there, mapped.
+//! Memory of another process, as far as that has told of it: its key table, and the regions that are
+//! published there, mapped.
 
 use crate::bell::ForkClosedFd;
 use crate::joined::{Joining, MappingState};
@@ -71,7 +72,8 @@ pub(crate) struct Pair {
     pub(crate) allowed: Access,
 }
 
-/// Where `length` bytes at `address` begin in all the bytes that have this name and length, if they are among them.
+/// Where `length` bytes at `address` begin in all the bytes that have this name and length, if they are among
+/// them.
 #[inline]
 fn offset_in((first, all): (u64, u64), address: u64, length: u32) -> Option<u64> {
     let at = address.checked_sub(first)?;
@@ -79,7 +81,8 @@ fn offset_in((first, all): (u64, u64), address: u64, length: u32) -> Option<u64>
 }
 
 impl Region {
-    /// Keeps the map of memory that its program shares by itself, if that is still used, and its key stands for it: else it is not mapped any more.
+    /// Keeps the map of memory that its program shares by itself, if that is still used, and its key stands
+    /// for it: else it is not mapped any more.
     pub(crate) fn tidy_common(&self) -> bool {
         self.common.tidy(self.is_published())
     }
@@ -107,20 +110,23 @@ impl Region {
         self.view.is_some()
     }
 
-    /// The mapping, and where in it `length` bytes at `address` begin, as the other process calls them, if it has them.
+    /// The mapping, and where in it `length` bytes at `address` begin, as the other process calls them, if it
+    /// has them.
     #[inline]
     pub(crate) fn inside(&self, address: u64, length: u32) -> Option<(&View, usize)> {
         let at = offset_in(self.inside, address, length)?;
         Some((self.view.as_ref()?, at as usize))
     }
 
-    /// The mapping, and where in it the bytes of a request begin, if the region has them and gives the right `right`.
+    /// The mapping, and where in it the bytes of a request begin, if the region has them and gives the right
+    /// `right`.
     #[inline]
     pub(crate) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
         self.opened.access.contains(right).then(|| self.inside(work.remote_address, work.length)).flatten()
     }
 
-    /// The address, in the other process, at which the bytes of a request begin, if the region has them and permits this.
+    /// The address, in the other process, at which the bytes of a request begin, if the region has them and
+    /// permits this.
     pub(crate) fn address(&self, work: &SendWork, right: Access) -> Option<u64> {
         let at = offset_in((self.opened.first, self.opened.length), work.remote_address, work.length)?;
         self.opened.access.contains(right).then_some(self.opened.address + at)
@@ -136,7 +142,8 @@ impl Region {
         self.opened.by_file
     }
 
-    /// The bytes of a request where their program shares them by itself, if they are mapped, and it permits this.
+    /// The bytes of a request where their program shares them by itself, if they are mapped, and it permits
+    /// this.
     pub(crate) fn common(&self, work: &SendWork, right: Access) -> Option<(Arc<Common>, usize)> {
         if !self.opened.is_common {
             return None;
@@ -146,7 +153,8 @@ impl Region {
         is_permitted.then(|| self.common.get()).flatten().map(|common| (common, at as usize))
     }
 
-    /// A request has been carried out by the kernel: whether it is time to map the bytes, if their program shares them by itself.
+    /// A request has been carried out by the kernel: whether it is time to map the bytes, if their program
+    /// shares them by itself.
     #[inline]
     pub(crate) fn asks_for_common(&self) -> bool {
         self.opened.is_common && self.common.asks()
@@ -267,7 +275,8 @@ impl NeighbourMemory {
         }
     }
 
-    /// Whether the caller is to map a region that its program shares by itself: one at a time. [`NeighbourMemory::has_joined`] follows.
+    /// Whether the caller is to map a region that its program shares by itself: one at a time.
+    /// [`NeighbourMemory::has_joined`] follows.
     pub(crate) fn begins_to_join(&self) -> bool {
         !self.is_joining.swap(true, Ordering::AcqRel)
     }
@@ -292,7 +301,8 @@ impl NeighbourMemory {
         self.table.stands(Kind::Pair, pair.index as usize, pair.stamp)
     }
 
-    /// The region with this key, if it has been looked up before, and nobody looks another one up at this instant.
+    /// The region with this key, if it has been looked up before, and nobody looks another one up at this
+    /// instant.
     #[cold]
     pub(crate) fn known(&self, key: u32) -> Option<Arc<Region>> {
         self.regions.try_lock().ok()?.all.get(&key).cloned()

@@ -53,8 +53,9 @@ impl Parts {
         }
     }
 
-    /// Both ends of a channel from this process to itself. One direction is enough: what goes in at one end comes out of the other. On the heap: the
-    /// program's thread that wants the channel may have little stack.
+    /// Both ends of a channel from this process to itself. One direction is enough: what goes in at one end
+    /// comes out of the other. On the heap: the program's thread that wants the channel may have little
+    /// stack.
     ///
     /// # Errors
     /// Those of memfd_create(2), mmap(2) and eventfd(2).
@@ -85,7 +86,8 @@ impl Parts {
     }
 }
 
-/// The parts of the end that reads. A function of its own, and on the heap, since the parts of both ends would take room on the caller's stack.
+/// The parts of the end that reads. A function of its own, and on the heap, since the parts of both ends
+/// would take room on the caller's stack.
 #[inline(never)]
 fn other_end(there: Segment) -> Box<(Consumer, HazardView)> {
     let adverb_local::Parts { consumer, hazard_view, .. } = there.parts();
@@ -98,7 +100,8 @@ mod tests {
     use adverb_local::Kind;
     use adverb_local::announce::{NOTHING, barrier};
 
-    /// A region of this process is about to end, while a thread of this process writes to it by the channel: the thread that ends it has to see that.
+    /// A region of this process is about to end, while a thread of this process writes to it by the channel:
+    /// the thread that ends it has to see that.
     #[test]
     fn a_process_sees_which_of_its_own_memory_it_uses() {
         const KEY: u32 = 5;

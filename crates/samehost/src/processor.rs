@@ -35,7 +35,8 @@ impl Processor {
 
 /// The processor that the calling thread may use, if there is but one.
 fn only() -> Option<i32> {
-    // SAFETY: a set is plain bits, for which zero is a valid value; its size goes along, and the call fills it. The macros read within it.
+    // SAFETY: a set is plain bits, for which zero is a valid value; its size goes along, and the call fills
+    // it. The macros read within it.
     unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         let size = size_of::<libc::cpu_set_t>();

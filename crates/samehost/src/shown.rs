@@ -1,4 +1,5 @@
-//! A memory key in the table that others of this process's host look into ([`adverb_local::Table`]): the words of an entry.
+//! A memory key in the table that others of this process's host look into ([`adverb_local::Table`]): the
+//! words of an entry.
 //!
 //! | word | |
 //! |---|---|
@@ -33,7 +34,8 @@ pub(crate) fn to_words(opened: &PublishedBytes) -> EntryWords {
     [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
 }
 
-/// The bytes that words describe, if they describe any: they lie at addresses that a process may have, and contain those that can be mapped.
+/// The bytes that words describe, if they describe any: they lie at addresses that a process may have, and
+/// contain those that can be mapped.
 pub(crate) fn from_words(words: &EntryWords) -> Option<PublishedBytes> {
     let [first, length, address, rights, domain, mapped, offset] = *words;
     let skip = (domain >> 32) as u32;

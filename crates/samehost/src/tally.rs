@@ -19,7 +19,8 @@ impl From<Opcode> for Direction {
     }
 }
 
-/// Operations that have been carried out and not been counted yet: counters are shared by all threads, which costs as much as the operation itself.
+/// Operations that have been carried out and not been counted yet: counters are shared by all threads, which
+/// costs as much as the operation itself.
 #[derive(Default)]
 pub(crate) struct Tally {
     operations: u32,

@@ -1,5 +1,6 @@
-//! Two communication managers and a wire between them that loses, repeats and reorders; above each, a program that makes
-//! and releases connections at random. The clock of a manager may leap, as after its machine was suspended.
+//! Two communication managers and a wire between them that loses, repeats and reorders; above each, a program
+//! that makes and releases connections at random. The clock of a manager may leap, as after its machine was
+//! suspended.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! The protocols of adverb on a simulated clock and network.
 //!
-//! The state machines of `adverb-proto` do no input or output, so that two ends of a connection and the network between them fit into one thread. Time
-//! passes when nothing else can happen. A seed determines each run.
+//! The state machines of `adverb-proto` do no input or output, so that two ends of a connection and the
+//! network between them fit into one thread. Time passes when nothing else can happen. A seed determines each
+//! run.
 //!
 //! `cargo xtask sim` runs it: see [`USAGE`].
 

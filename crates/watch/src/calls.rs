@@ -352,7 +352,8 @@ pub(crate) fn meant(name: &str) -> String {
     }
 }
 
-/// The calls that a user may mean by a name that is none: those in which it occurs, or whose first half is the same.
+/// The calls that a user may mean by a name that is none: those in which it occurs, or whose first half is
+/// the same.
 fn similar(name: &str) -> Vec<&'static str> {
     const MOST: usize = 6;
     let word = name.trim_end_matches('*');

@@ -1,7 +1,9 @@
-//! The check of a program (`adverb run --check`): what a program does with verbs and rdma_cm that works by luck, or not at all.
+//! The check of a program (`adverb run --check`): what a program does with verbs and rdma_cm that works by
+//! luck, or not at all.
 //!
-//! Each call is looked at before and after it is made. A finding is certain: where the check cannot know, it says nothing. Its mutex is held neither while
-//! the call itself runs nor while names of functions are looked up.
+//! Each call is looked at before and after it is made. A finding is certain: where the check cannot know, it
+//! says nothing. Its mutex is held neither while the call itself runs nor while names of functions are looked
+//! up.
 
 mod checksum;
 mod completions;
@@ -107,7 +109,8 @@ struct CallState {
     from: Option<PairState>,
     /// The completions of a queue that is armed, before the call.
     before: Option<waits::Before>,
-    /// `--fault` has made the call or one of its completions fail. Such a failure is no mistake of the program.
+    /// `--fault` has made the call or one of its completions fail. Such a failure is no mistake of the
+    /// program.
     is_injected: bool,
 }
 
@@ -169,7 +172,8 @@ extern "C" fn exits_soon(_status: c_int, _argument: *mut c_void) {
     }
 }
 
-/// When the process ends, what it has registered has run, and so have the destructors of the libraries that use this one.
+/// When the process ends, what it has registered has run, and so have the destructors of the libraries that
+/// use this one.
 // SAFETY: an array of functions that the dynamic linker calls at the end.
 #[used]
 #[unsafe(link_section = ".fini_array")]
@@ -368,7 +372,8 @@ impl Check {
         }
     }
 
-    /// A call has ended. Beside its answer stands whether `--fault` has changed a completion that the call hands out.
+    /// A call has ended. Beside its answer stands whether `--fault` has changed a completion that the call
+    /// hands out.
     ///
     /// # Safety
     /// The arguments are right for the call; `word` is that of [`Check::begins`].
@@ -594,7 +599,8 @@ impl State {
     ) {
         match role.act {
             Act::MakesManaged if failed.is_none() => {
-                // SAFETY: the caller's promise: the identifier lives, and a new one was written where it says.
+                // SAFETY: the caller's promise: the identifier lives, and a new one was written where it
+                // says.
                 unsafe {
                     let id = match role.effect {
                         Effect::MakesAt(_, place) => *(arguments[place] as *const usize),

@@ -1,7 +1,7 @@
 //! Arguments and results by what they mean.
 //!
-//! Programs pass structures by pointer. They are read as the function itself reads them, so a pointer that kills the program here would have killed it
-//! there.
+//! Programs pass structures by pointer. They are read as the function itself reads them, so a pointer that
+//! kills the program here would have killed it there.
 
 mod completions;
 mod device;
@@ -103,14 +103,15 @@ impl Form {
 
 /// Reads a value of C.
 ///
-/// The address is one that the program passed for such a value, and not NULL: what the function was given, it may read.
+/// The address is one that the program passed for such a value, and not NULL: what the function was given, it
+/// may read.
 fn read<T: Copy>(address: usize) -> T {
     // SAFETY: as above.
     unsafe { (address as *const T).read_unaligned() }
 }
 
-/// Writes the fields of a structure, in their order, that `shown` accepts; as `forms` say, otherwise as numbers. The others are not read: a program of an
-/// older header may not have them.
+/// Writes the fields of a structure, in their order, that `shown` accepts; as `forms` say, otherwise as
+/// numbers. The others are not read: a program of an older header may not have them.
 fn fields<T: Layout>(
     writer: &mut Writer,
     address: usize,

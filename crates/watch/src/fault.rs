@@ -1,8 +1,8 @@
-//! Faults that a run wants (`adverb run --fault`): calls that fail, completions with an error, packets that are lost, events, and what befalls the device or
-//! the process.
+//! Faults that a run wants (`adverb run --fault`): calls that fail, completions with an error, packets that
+//! are lost, events, and what befalls the device or the process.
 //!
-//! Each rule counts what it is about. The same calls in the same order get the same faults: chance is computed from the seed, the place of the rule and
-//! the count.
+//! Each rule counts what it is about. The same calls in the same order get the same faults: chance is
+//! computed from the seed, the place of the rule and the count.
 
 mod acts;
 mod chosen;
@@ -190,7 +190,8 @@ impl Faults {
         self.strikes_at(place, 0)
     }
 
-    /// Counts for a rule at the time `now`, and says which number it is if it is to strike. A time of 0 is looked up.
+    /// Counts for a rule at the time `now`, and says which number it is if it is to strike. A time of 0 is
+    /// looked up.
     fn strikes_at(&self, place: usize, now: u64) -> Option<u64> {
         let counted = &self.rules[place];
         let count = counted.count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -283,7 +284,8 @@ impl Faults {
         Some((unsafe { refuse(call, arguments, answer.0) }, answer.1))
     }
 
-    /// A call has ended. Gives completions that it hands out another status: the number of the last fault, if there is one.
+    /// A call has ended. Gives completions that it hands out another status: the number of the last fault, if
+    /// there is one.
     ///
     /// # Safety
     /// The arguments are right for the call, which has answered so.

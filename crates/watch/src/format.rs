@@ -26,7 +26,8 @@ pub(crate) fn begin(format: Format) -> &'static [u8] {
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) command: String,
-    /// The instant from which its times count, so that files of several runs can be put together: on the clock of the machine, in nanoseconds.
+    /// The instant from which its times count, so that files of several runs can be put together: on the
+    /// clock of the machine, in nanoseconds.
     pub(crate) since: u64,
     /// In nanoseconds since 1970.
     pub(crate) wall: u64,
@@ -104,7 +105,8 @@ impl Place {
 /// A completed call, or several polls that found nothing.
 pub(crate) struct CompletedCall<'a> {
     pub(crate) place: Place,
-    /// The result of the call, as the writer of the format has written it. None: the reader of this finds it now.
+    /// The result of the call, as the writer of the format has written it. None: the reader of this finds it
+    /// now.
     pub(crate) result: Option<&'a [u8]>,
     pub(crate) call: &'a Call,
     pub(crate) answer: Answer,
@@ -133,7 +135,8 @@ pub(crate) struct Effects {
     pub(crate) flows: Vec<Flow>,
     /// How many requests were posted to the send queue before those of this call.
     pub(crate) place: Option<u64>,
-    /// Of each completion, the message that its receive has taken, if packets are shown: the queue pair, and its so many-th.
+    /// Of each completion, the message that its receive has taken, if packets are shown: the queue pair, and
+    /// its so many-th.
     pub(crate) arrivals: Vec<Option<(u32, u64)>>,
     /// The requests that builders have posted.
     pub(crate) posted: Vec<PostedRequest>,
@@ -404,7 +407,8 @@ fn chrome(ended: &CompletedCall<'_>, effects: &Effects) -> Vec<u8> {
         }
         // Numbers of processes have at most 22 bits, and those of requests fewer than the 42 that are left.
         writer.key("id").hex(pid << 42 | flow.number);
-        // Inside of the call, which it belongs to in the picture. Another thread may find a completion before the post returns.
+        // Inside of the call, which it belongs to in the picture. Another thread may find a completion before
+        // the post returns.
         place(&mut writer, if flow.begins { start } else { start + duration.saturating_sub(1) });
         writer.close(b'}');
         writer.raw(b",\n");

@@ -1,12 +1,15 @@
-//! What the fuzz target feeds, and a test of every run with random bytes: a ring, of which a program can write each word.
+//! What the fuzz target feeds, and a test of every run with random bytes: a ring, of which a program can
+//! write each word.
 
 use crate::ring::read::Rings;
 use crate::ring::{layout, record};
 use crate::setting::Format;
 
-/// A ring of one chunk that is read and written in every format. The first byte tells what else is in the file, the next 64 what it says of the process that has written
-/// it. Then there are records: kind, call, flags and the number of words in a byte each, and these words. All that is written is bounded. Each line is one of its
-/// format, whatever the program has put into the ring: `is_object` says whether a text is an object of JSON.
+/// A ring of one chunk that is read and written in every format. The first byte tells what else is in the
+/// file, the next 64 what it says of the process that has written it. Then there are records: kind, call,
+/// flags and the number of words in a byte each, and these words. All that is written is bounded. Each line
+/// is one of its format, whatever the program has put into the ring: `is_object` says whether a text is an
+/// object of JSON.
 pub fn ring(bytes: &[u8], is_object: impl Fn(&str) -> bool) {
     let Some((&how, rest)) = bytes.split_first() else { return };
     let (process, mut rest) = rest.split_at(rest.len().min(64));

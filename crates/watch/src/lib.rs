@@ -1,4 +1,5 @@
-//! Traces of the calls of verbs and rdma_cm, faults in them, and the check of programs: what watches a process through [`adverb_libibverbs::seam`].
+//! Traces of the calls of verbs and rdma_cm, faults in them, and the check of programs: what watches a
+//! process through [`adverb_libibverbs::seam`].
 //!
 //! Nothing here runs, and no variable is read twice, in a process that nobody watches.
 

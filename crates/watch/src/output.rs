@@ -1,8 +1,10 @@
-//! The file of a trace: whole lines, gathered in memory of the process and written by the thread that fills it, or by one that looks after the rest.
+//! The file of a trace: whole lines, gathered in memory of the process and written by the thread that fills
+//! it, or by one that looks after the rest.
 //!
-//! A line that comes [`LATE`] after the file was written last is written at once, so that a program that is killed or stuck has its last calls in the
-//! file; in between, many lines make one system call. Of a program that is killed at most the lines of [`LATE`] are missing. Its last line may be cut:
-//! a kernel that kills a thread amid `write` ends the copy where a page of the file ends.
+//! A line that comes [`LATE`] after the file was written last is written at once, so that a program that is
+//! killed or stuck has its last calls in the file; in between, many lines make one system call. Of a program
+//! that is killed at most the lines of [`LATE`] are missing. Its last line may be cut: a kernel that kills a
+//! thread amid `write` ends the copy where a page of the file ends.
 
 use crate::requests::Requests;
 use crate::setting::{Format, Target};
@@ -107,7 +109,8 @@ impl Output {
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
-    /// Takes the lock, and says whether it could. It gives up after a second: the thread that has the lock may wait for the reader of a pipe.
+    /// Takes the lock, and says whether it could. It gives up after a second: the thread that has the lock
+    /// may wait for the reader of a pipe.
     fn lock_soon(&self) -> bool {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: a time in a live local, and a mutex that is initialized.
@@ -118,7 +121,8 @@ impl Output {
         }
     }
 
-    /// Does something with the state. The thread is not cancelled meanwhile, and runs no handler of a signal: one that calls verbs would come here.
+    /// Does something with the state. The thread is not cancelled meanwhile, and runs no handler of a signal:
+    /// one that calls verbs would come here.
     pub(crate) fn with<T>(&'static self, work: impl FnOnce(&mut State) -> T) -> T {
         let (_whole, _signals) = (CancellationGuard::new(), SignalMask::new());
         self.lock();
@@ -255,8 +259,8 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     if let Some(output) = survivor() {
-        // The parent's threads wait for the mutex and the condition, as they stand here: nobody would ever come.
-        // SAFETY: this is the only thread, and what it replaces is plain data.
+        // The parent's threads wait for the mutex and the condition, as they stand here: nobody would ever
+        // come. SAFETY: this is the only thread, and what it replaces is plain data.
         unsafe {
             output.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);
             output.condition.get().write(libc::PTHREAD_COND_INITIALIZER);
@@ -265,8 +269,8 @@ extern "C" fn in_child() {
     }
 }
 
-/// Starts the thread that looks after lines that wait: whether that is possible. It is one of the engine's: as a thread of the program, it would keep the
-/// pages of regions from being moved.
+/// Starts the thread that looks after lines that wait: whether that is possible. It is one of the engine's:
+/// as a thread of the program, it would keep the pages of regions from being moved.
 fn start_thread(output: &'static Output) -> bool {
     // After a panic in it, lines wait for the next call that writes. The engine goes on.
     let work = move || drop(catch_unwind(AssertUnwindSafe(|| output.look_after())));
@@ -295,7 +299,8 @@ impl State {
         Ok(())
     }
 
-    /// A child of fork has nothing to write, and no thread. Its file is its own if the process ID is in the name.
+    /// A child of fork has nothing to write, and no thread. Its file is its own if the process ID is in the
+    /// name.
     fn begin_in_child(&mut self, target: &Target) {
         self.forks = forks();
         self.buffer.clear();

@@ -33,7 +33,8 @@ pub(crate) struct Requests {
     queues: HashMap<Queue, VecDeque<UnderWay>>,
     /// Requests whose first packet is about to leave, by that packet.
     begun: HashMap<(Flow, u64), u64>,
-    /// Messages that have come for a queue pair, with the number of the last one's last packet; and those of them whose receives have been polled.
+    /// Messages that have come for a queue pair, with the number of the last one's last packet; and those of
+    /// them whose receives have been polled.
     arrived: HashMap<u32, (Option<u64>, u64)>,
     polled: HashMap<u32, u64>,
 }
@@ -104,7 +105,8 @@ impl Requests {
             TransportEvent::Packet(packet) if packet.takes_receive => {
                 let Some(pair) = packet.queue_pair else { return Links::default() };
                 let (last, count) = self.arrived.entry(pair).or_default();
-                // A packet that comes again brings no new message. Datagrams of several senders are numbered by each, and nothing of a stream comes again.
+                // A packet that comes again brings no new message. Datagrams of several senders are numbered
+                // by each, and nothing of a stream comes again.
                 let is_new = packet.source.is_some()
                     || !matches!(packet.flow, Flow::Pair(_))
                     || last.is_none_or(|last| {
@@ -119,7 +121,8 @@ impl Requests {
         }
     }
 
-    /// The receive of a message has been polled: which message of the queue pair that was, if packets are shown.
+    /// The receive of a message has been polled: which message of the queue pair that was, if packets are
+    /// shown.
     pub(crate) fn take_arrival(&mut self, queue_pair: u32) -> Option<u64> {
         let (_, arrived) = self.arrived.get(&queue_pair)?;
         let polled = self.polled.entry(queue_pair).or_default();
@@ -129,8 +132,8 @@ impl Requests {
         })
     }
 
-    /// Finds the request that a completion reports, and does what [`Requests::complete`] does. After an error the completion does not name the operation, so
-    /// both kinds of queues are looked at.
+    /// Finds the request that a completion reports, and does what [`Requests::complete`] does. After an error
+    /// the completion does not name the operation, so both kinds of queues are looked at.
     pub(crate) fn find(
         &mut self,
         completion: &PolledCompletion,
@@ -149,7 +152,8 @@ impl Requests {
         }
     }
 
-    /// A completion: calls `each` with the requests that are done with it, the one that is reported last, and returns its number.
+    /// A completion: calls `each` with the requests that are done with it, the one that is reported last, and
+    /// returns its number.
     pub(crate) fn complete(
         &mut self,
         queue_pair: u32,

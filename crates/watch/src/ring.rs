@@ -1,9 +1,11 @@
-//! A trace in a ring: a mapped file of a fixed size, which threads fill without a system call, and of which the oldest records are overwritten.
+//! A trace in a ring: a mapped file of a fixed size, which threads fill without a system call, and of which
+//! the oldest records are overwritten.
 //!
-//! The file has a head, a list of the processes that write, and chunks. A thread owns a chunk and appends its records there. When the chunk is full, the
-//! thread takes the next one in turn that no living thread owns. A record counts once the chunk says that it is used up to there, so that a killed
-//! program leaves whole records. Another process may cut the file at any time: all bytes are written by the routine that survives this, and then the
-//! trace ends.
+//! The file has a head, a list of the processes that write, and chunks. A thread owns a chunk and appends its
+//! records there. When the chunk is full, the thread takes the next one in turn that no living thread owns. A
+//! record counts once the chunk says that it is used up to there, so that a killed program leaves whole
+//! records. Another process may cut the file at any time: all bytes are written by the routine that survives
+//! this, and then the trace ends.
 
 pub(crate) mod layout;
 pub mod read;
@@ -60,10 +62,12 @@ thread_local! {
 }
 
 impl Chunk {
-    /// Brings all pages of the chunk in at once: the first stores to them, one by one, would cost more than three times as much.
+    /// Brings all pages of the chunk in at once: the first stores to them, one by one, would cost more than
+    /// three times as much.
     fn populate(&self) {
-        // By the kernel itself, not by the C library: programs that watch over registered memory replace its function.
-        // SAFETY: this advice changes no byte. Where it fails, the stores bring the pages in, or find that the file has been cut.
+        // By the kernel itself, not by the C library: programs that watch over registered memory replace its
+        // function. SAFETY: this advice changes no byte. Where it fails, the stores bring the pages in, or
+        // find that the file has been cut.
         unsafe { libc::syscall(libc::SYS_madvise, self.address, CHUNK, libc::MADV_POPULATE_WRITE) };
     }
 
@@ -142,7 +146,8 @@ impl Ring {
         }
     }
 
-    /// Appends a record of the calling thread. Its length is a multiple of eight, and its first word is not zero.
+    /// Appends a record of the calling thread. Its length is a multiple of eight, and its first word is not
+    /// zero.
     pub(crate) fn append(&self, thread: u32, record: &[u8]) {
         if self.ended.load(Ordering::Relaxed) {
             return;
@@ -176,7 +181,8 @@ impl Ring {
         };
         let Some(mut chunk) = chunk else { return self.lose() };
         if has_room(&chunk) {
-            // SAFETY: the chunk is this thread's, and the record fits. The last word is written last, and before what counts it.
+            // SAFETY: the chunk is this thread's, and the record fits. The last word is written last, and
+            // before what counts it.
             unsafe {
                 copy_to(chunk.address + chunk.used, record)?;
                 chunk.used += record.len();
@@ -210,7 +216,8 @@ impl Ring {
                 if before & OWNED != 0 && (!is_known || is_alive(owner as u32)) {
                     continue;
                 }
-                // First a state in which it has no records, so that no reader takes those of before for new ones.
+                // First a state in which it has no records, so that no reader takes those of before for new
+                // ones.
                 let taken = (turn + 1) << 2 | TAKEN;
                 if compare_swap(address, before, taken)? != before {
                     continue;

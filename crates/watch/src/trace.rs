@@ -1,7 +1,8 @@
 //! The trace of a process: from the beginning of a call to the line about it.
 //!
-//! Arguments are written when a call begins, as it may free what they point to; what the function fills in, when it has ended. A program that polls makes
-//! one line of all polls in a row that find nothing, with their number; of up to [`RUNS`] queues that it polls in turn.
+//! Arguments are written when a call begins, as it may free what they point to; what the function fills in,
+//! when it has ended. A program that polls makes one line of all polls in a row that find nothing, with their
+//! number; of up to [`RUNS`] queues that it polls in turn.
 
 use crate::calls::{CALLS, Call, Work};
 use crate::decode::CallOutcome;
@@ -88,7 +89,8 @@ impl Thread {
     }
 }
 
-/// The thread is busy with its trace. A call that the handler of a signal makes meanwhile is not in it: it would find memory half allocated.
+/// The thread is busy with its trace. A call that the handler of a signal makes meanwhile is not in it: it
+/// would find memory half allocated.
 pub(crate) struct Inside;
 
 thread_local! {
@@ -346,7 +348,8 @@ impl LineTrace {
         if let (Some((queue, first)), true) = (record.queue, failed) {
             let mut taken = 0;
             if matches!(call.work, Work::Sends | Work::Receives) && arguments[2] != 0 {
-                // SAFETY: the call has written there which request was the first that it did not take; the list is as it was.
+                // SAFETY: the call has written there which request was the first that it did not take; the
+                // list is as it was.
                 unsafe {
                     let bad = *(arguments[2] as *const usize);
                     let mut next = arguments[1];

@@ -1,4 +1,5 @@
-//! Values as text (`{wr_id=1, opcode=IBV_WR_SEND}`), as JSON (`{"wr_id":1,"opcode":"IBV_WR_SEND"}`), or as tokens, of which either is made later.
+//! Values as text (`{wr_id=1, opcode=IBV_WR_SEND}`), as JSON (`{"wr_id":1,"opcode":"IBV_WR_SEND"}`), or as
+//! tokens, of which either is made later.
 
 use crate::names::{self, Values};
 use std::io::Write as _;
@@ -222,7 +223,8 @@ impl Writer {
         self.word(&words);
     }
 
-    /// Writes what tokens stand for. They end where they are wrong: another process may have written them. What is written is whole nevertheless.
+    /// Writes what tokens stand for. They end where they are wrong: another process may have written them.
+    /// What is written is whole nevertheless.
     pub(crate) fn replay(&mut self, tokens: &[u8], whole: TokenContents) {
         let mut open = Nesting { brackets: Vec::new(), wants_value: whole == TokenContents::Value, whole };
         self.replay_while_right(tokens, &mut open);

@@ -41,7 +41,8 @@ impl Control {
     const TAGGED: u8 = 0x80;
     const LAST: u8 = 0x40;
 
-    /// Control fields with the current versions and all reserved bits zero. Only the low four bits of `opcode` count.
+    /// Control fields with the current versions and all reserved bits zero. Only the low four bits of
+    /// `opcode` count.
     #[inline]
     // RFC5041-4.1-5, RFC5041-4.1-6, RFC5040-4.1-1, RFC5040-4.1-5, RFC5040-4.1-6
     pub const fn new(tagged: bool, last: bool, opcode: u8) -> Control {

@@ -46,8 +46,9 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
 
 /// Flags of a start-up frame, with the revision in the low byte.
 ///
-/// M, C and R are those of RFC 5044, S that of RFC 6581. The other three are in the field that both RFCs reserve, set
-/// to zero there and ignored on receipt: the first is the Linux siw driver's, the last two are adverb's.
+/// M, C and R are those of RFC 5044, S that of RFC 6581. The other three are in the field that both RFCs
+/// reserve, set to zero there and ignored on receipt: the first is the Linux siw driver's, the last two are
+/// adverb's.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Flags(U16);
@@ -64,8 +65,8 @@ impl Flags {
     pub const ENHANCED: u16 = 0x1000;
     /// The sender takes FPDUs larger than the EMSS (siw's private flag for segmentation offload).
     pub const LARGE_FPDU: u16 = 0x0800;
-    /// In a request: the sender has the operations of RFC 7306. Always zero in a reply of adverb: siw copies the flags
-    /// of the request into its reply, so an echo of this bit means nothing.
+    /// In a request: the sender has the operations of RFC 7306. Always zero in a reply of adverb: siw copies
+    /// the flags of the request into its reply, so an echo of this bit means nothing.
     pub const EXTENSIONS_OFFERED: u16 = 0x0400;
     /// In a reply: the sender has the operations of RFC 7306 too. Always zero in a request.
     pub const EXTENSIONS_ACCEPTED: u16 = 0x0200;
@@ -108,7 +109,8 @@ pub struct Start {
     pub private_data_len: U16,
 }
 
-/// Enhanced connection data, at the start of the private data when [`Flags::ENHANCED`] is set (RFC 6581 section 9).
+/// Enhanced connection data, at the start of the private data when [`Flags::ENHANCED`] is set (RFC 6581
+/// section 9).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 // RFC6581-9-1
@@ -191,7 +193,8 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// A marker `distance` bytes of TCP stream after the length field of its FPDU; 0 when it stands before the FPDU.
+    /// A marker `distance` bytes of TCP stream after the length field of its FPDU; 0 when it stands before
+    /// the FPDU.
     #[inline]
     pub const fn new(distance: u16) -> Marker {
         // RFC5044-4.2-2, RFC5044-4.2-3

@@ -1,4 +1,5 @@
-//! RDMAP opcodes and the headers that some messages carry behind the DDP header (RFC 5040 section 4, RFC 7306).
+//! RDMAP opcodes and the headers that some messages carry behind the DDP header (RFC 5040 section 4, RFC
+//! 7306).
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

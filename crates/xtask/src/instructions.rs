@@ -1,7 +1,7 @@
 //! Instructions of the fast paths, counted by valgrind's callgrind and compared with what they were.
 //!
-//! Only instructions of our own program count, not those of the C library, whose routines depend on the processor: so the counts are the same
-//! on every machine, as long as the compiler is.
+//! Only instructions of our own program count, not those of the C library, whose routines depend on the
+//! processor: so the counts are the same on every machine, as long as the compiler is.
 
 use crate::cargo::{self, output};
 use std::collections::BTreeMap;
@@ -25,8 +25,8 @@ const SHARED: &str = "-within-host";
 const MORE_DEVICES: &str = "d[1-7]@rate=100";
 /// More than this part above the count of the single device is too much.
 const TOLERANCE_AMONG: f64 = 0.08;
-/// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the smallest of so many is taken. On a busy
-/// machine most are large.
+/// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the
+/// smallest of so many is taken. On a busy machine most are large.
 const COUNTS: usize = 6;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
@@ -35,7 +35,8 @@ const HEADING: &str = "\
 # Instructions of one operation: architecture, name, count. Written by `cargo xtask instructions --renew`.
 ";
 
-/// Counts, and compares with the baseline; or writes that anew. A line for each path, and whether all is well.
+/// Counts, and compares with the baseline; or writes that anew. A line for each path, and whether all is
+/// well.
 ///
 /// # Errors
 /// Says which step failed, and how.
@@ -111,8 +112,9 @@ fn count(program: &Path, name: &str, beside: Option<&str>) -> Result<f64, String
     }
 }
 
-/// The instructions in a profile that belong to the file of this name. Lines are "ob=(1) path" (the path only the first time), "fn=...",
-/// "line cost", and "calls=...", behind which the cost of the called function stands, which that one has, too.
+/// The instructions in a profile that belong to the file of this name. Lines are "ob=(1) path" (the path only
+/// the first time), "fn=...", "line cost", and "calls=...", behind which the cost of the called function
+/// stands, which that one has, too.
 fn own_instructions(profile: &str, own: &str) -> u64 {
     let mut files: BTreeMap<&str, bool> = BTreeMap::new();
     let (mut is_own, mut of_call, mut sum) = (false, false, 0);

@@ -1,7 +1,8 @@
-//! Which part of the code may know which: the table of layers in ARCHITECTURE.md, held against the paths in the code.
+//! Which part of the code may know which: the table of layers in ARCHITECTURE.md, held against the paths in
+//! the code.
 //!
-//! A room is a crate, or a module at the top of a crate that the table names by itself. A room may know rooms of its own row and of the rows below.
-//! Code of tests may know everything.
+//! A room is a crate, or a module at the top of a crate that the table names by itself. A room may know rooms
+//! of its own row and of the rows below. Code of tests may know everything.
 
 mod paths;
 mod table;
@@ -19,7 +20,8 @@ const DOCUMENT: &str = "ARCHITECTURE.md";
 /// What the names of our crates begin with in code.
 const PREFIX: &str = "adverb_";
 
-/// A room, as the table names it: a crate without the prefix of all of ours, or such a crate and a module of it.
+/// A room, as the table names it: a crate without the prefix of all of ours, or such a crate and a module of
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Room {
     part: String,
@@ -42,7 +44,8 @@ struct Arrow {
     to: Room,
 }
 
-/// Checks the repository at `root`. A line for each row of the table, and one for each arrow or room that is wrong; and whether all is well.
+/// Checks the repository at `root`. A line for each row of the table, and one for each arrow or room that is
+/// wrong; and whether all is well.
 ///
 /// # Errors
 /// The table, or a file, cannot be read.

@@ -10,7 +10,8 @@ use std::path::Path;
 /// How the names of files with a licence begin.
 const FILES: [&str; 4] = ["license", "licence", "copying", "notice"];
 
-/// One text: each crate of others that a crate of this workspace is linked with, its licence, and the words of all licences.
+/// One text: each crate of others that a crate of this workspace is linked with, its licence, and the words
+/// of all licences.
 ///
 /// # Errors
 /// When `metadata`, which `cargo metadata` has printed, is not what it should be.

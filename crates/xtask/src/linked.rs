@@ -16,7 +16,8 @@ pub(crate) fn metadata(root: &Path, architecture: &Architecture) -> Result<Value
     serde_json::from_str(&metadata).map_err(|e| format!("cargo metadata: {e}"))
 }
 
-/// Every crate that a default member of the workspace is linked with, these included, in the order of their IDs: its package, and the IDs of those that it is linked with itself.
+/// Every crate that a default member of the workspace is linked with, these included, in the order of their
+/// IDs: its package, and the IDs of those that it is linked with itself.
 ///
 /// # Errors
 /// When `metadata` is not what it should be.

@@ -1,7 +1,8 @@
-//! Names that say too little: types called by a participle alone, limits called PATIENCE, and public types of one layer that share a name. Doc comments
-//! that say nothing by themselves.
+//! Names that say too little: types called by a participle alone, limits called PATIENCE, and public types of
+//! one layer that share a name. Doc comments that say nothing by themselves.
 //!
-//! docs/style.md has the rules for readers. The layers are those of ARCHITECTURE.md, as `cargo xtask layers` reads them.
+//! docs/style.md has the rules for readers. The layers are those of ARCHITECTURE.md, as `cargo xtask layers`
+//! reads them.
 
 mod allowed;
 mod comments;
@@ -34,7 +35,8 @@ struct Place {
     definition: Definition,
 }
 
-/// Checks the repository at `root`. A line for each wrong name and for each stale exception; and whether all is well.
+/// Checks the repository at `root`. A line for each wrong name and for each stale exception; and whether all
+/// is well.
 ///
 /// # Errors
 /// The table of layers, or a file, cannot be read.
@@ -108,7 +110,8 @@ fn participles(places: &[Place], allowed: &[Exception]) -> Vec<String> {
     judge(&found, allowed, |name| format!("the type {name} is named by a participle alone"))
 }
 
-/// Constants whose name is no more than that something waits or takes turns, and exceptions for which there is none.
+/// Constants whose name is no more than that something waits or takes turns, and exceptions for which there
+/// is none.
 fn mute(places: &[Place], allowed: &[Exception]) -> Vec<String> {
     let constants = places.iter().filter(|place| place.definition.kind == Kind::Constant);
     let found: Vec<_> = constants.filter(|place| MUTE.contains(&place.definition.name.as_str())).collect();

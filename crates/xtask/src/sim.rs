@@ -1,4 +1,5 @@
-//! Runs the simulation of the protocols (`crates/sim`), as it is or with faults planted into a copy of the sources.
+//! Runs the simulation of the protocols (`crates/sim`), as it is or with faults planted into a copy of the
+//! sources.
 
 use crate::cargo;
 use std::fs;
@@ -13,7 +14,8 @@ const INCAST: &str = "docs/design/congestion.md";
 const CRATES: [&str; 3] = ["wire", "proto", "sim"];
 /// A planted fault must be found within so many seconds.
 const LIMIT_S: u32 = 60;
-/// What `./test` runs: seeds that are always the same, and others, which the commit determines: a commit that passes once passes again.
+/// What `./test` runs: seeds that are always the same, and others, which the commit determines: a commit that
+/// passes once passes again.
 const FIXED_SEEDS: u32 = 3000;
 const COMMIT_SEEDS: u32 = 6000;
 
@@ -27,8 +29,8 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(String, bool), Str
     Ok((String::new(), status.success()))
 }
 
-/// Runs fixed seeds, and those of the commit; with a number of seconds, fresh seeds for so long instead of the latter. Each is a line as of cargo's
-/// tests.
+/// Runs fixed seeds, and those of the commit; with a number of seconds, fresh seeds for so long instead of
+/// the latter. Each is a line as of cargo's tests.
 ///
 /// # Errors
 /// As [`run`].
@@ -157,8 +159,8 @@ fn copy_sources(root: &Path, copy: &Path) -> Result<(), String> {
     write(&copy.join("Cargo.lock"), &lock)
 }
 
-/// Makes one folder as another one. Links are followed, and those that lead nowhere are left out. A file that is right already is left alone: cargo builds
-/// nothing anew because of it.
+/// Makes one folder as another one. Links are followed, and those that lead nowhere are left out. A file that
+/// is right already is left alone: cargo builds nothing anew because of it.
 fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", from.display());
     fs::create_dir_all(to).map_err(failed)?;
@@ -205,7 +207,8 @@ impl Cases {
             self.text += &format!("test sim::{name} ... ok ({last})\n");
         } else {
             self.failed += 1;
-            // `./test` repeats the lines that begin with a space below the name: the failure, and how to see it again.
+            // `./test` repeats the lines that begin with a space below the name: the failure, and how to see
+            // it again.
             let failure: Vec<&str> = said.lines().skip_while(|line| !line.starts_with("FAILED")).collect();
             let failure = failure.join("\n    ");
             self.text += &format!("{said}\ntest sim::{name} ... FAILED\n    {failure}\n");

@@ -1,7 +1,8 @@
 //! How much stack the release libraries want from the threads of a program.
 //!
-//! Two checks. The machine code says how large the frame of each function is; and a program takes each step from opening a device to closing it, once on
-//! stacks that tell how far down somebody has written, and once on the smallest stacks that there are (`PTHREAD_STACK_MIN`).
+//! Two checks. The machine code says how large the frame of each function is; and a program takes each step
+//! from opening a device to closing it, once on stacks that tell how far down somebody has written, and once
+//! on the smallest stacks that there are (`PTHREAD_STACK_MIN`).
 
 use crate::cargo::{self, output};
 use std::collections::BTreeMap;
@@ -16,11 +17,13 @@ const WALK: &str = "tests/abi/stacks.c";
 /// The devices that it walks on, and the values of `ADVERB_LOCAL`: each with each is a path.
 const DEVICES: [&str; 2] = ["roce0", "iwarp0"];
 const LOCAL: [&str; 3] = ["auto", "strict", "off"];
-/// The interfaces that the program calls, each on every path; and whether the library that makes rsockets of sockets stands in front.
+/// The interfaces that the program calls, each on every path; and whether the library that makes rsockets of
+/// sockets stands in front.
 const CALLED: [(&str, bool); 3] = [("verbs", false), ("rsockets", false), ("sockets", true)];
 /// No frame is larger, in bytes: a chain of calls has several.
 const LARGEST: u64 = 4608;
-/// No frame of a preloaded library is larger, in bytes. Such a library is in every program, under its signal handlers, too.
+/// No frame of a preloaded library is larger, in bytes. Such a library is in every program, under its signal
+/// handlers, too.
 const LARGEST_PRELOADED: u64 = 2048;
 /// How many of the largest are shown.
 const SHOWN: usize = 12;
@@ -41,7 +44,8 @@ const MAY_BE_LARGER: [(&str, &str); 4] = [
 /// # Errors
 /// Says which step failed, and how.
 pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
-    // All that users build: libraries built alone have other features of other crates, and would take the place of what tests use meanwhile.
+    // All that users build: libraries built alone have other features of other crates, and would take the
+    // place of what tests use meanwhile.
     let built = cargo::build(root, &[])?;
     let mut text = String::new();
     let mut good = true;
@@ -57,7 +61,8 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
             output(Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(built.join(library)))?;
         let mut frames = frames(&code);
         if let Some(own) = own {
-            // What is behind its own functions and those that programs call is the text of a panic, which ends the process.
+            // What is behind its own functions and those that programs call is the text of a panic, which
+            // ends the process.
             let is_own =
                 |name: &str| name.contains(own) || !["_R", "_ZN"].iter().any(|start| name.starts_with(start));
             frames.retain(|name, _| is_own(name));
@@ -77,8 +82,9 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
     Ok((text, good))
 }
 
-/// The bytes by which each function moves the stack pointer, or the register that a probe of the stack counts down to, by constants; all of
-/// them together, so that what a function wants in a branch of its own counts, too. From what `objdump -d` prints.
+/// The bytes by which each function moves the stack pointer, or the register that a probe of the stack counts
+/// down to, by constants; all of them together, so that what a function wants in a branch of its own counts,
+/// too. From what `objdump -d` prints.
 fn frames(code: &str) -> BTreeMap<String, u64> {
     let mut frames = BTreeMap::new();
     let mut function = "";

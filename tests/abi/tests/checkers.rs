@@ -1,4 +1,5 @@
-//! Valgrind and the sanitizers report nothing of a program that makes no mistake, run as users run it, and still report what is the program's own.
+//! Valgrind and the sanitizers report nothing of a program that makes no mistake, run as users run it, and
+//! still report what is the program's own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

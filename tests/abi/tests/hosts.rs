@@ -1,4 +1,5 @@
-//! A program that sees devices of the host's beside adverb's (`ADVERB_HOST_DEVICES`), with a host's library that only answers.
+//! A program that sees devices of the host's beside adverb's (`ADVERB_HOST_DEVICES`), with a host's library
+//! that only answers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
-//! The libraries export exactly the listed names under the listed versions, and everything that the installed ones do.
+//! The libraries export exactly the listed names under the listed versions, and everything that the installed
+//! ones do.
 
 use std::path::Path;
 use std::process::Command;

@@ -16,9 +16,11 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// A connection whose requests are futures. Thread-safe: any number of tasks use it at once, by reference or in an [`Arc`].
+/// A connection whose requests are futures. Thread-safe: any number of tasks use it at once, by reference or
+/// in an [`Arc`].
 ///
-/// Requests begin in the order in which their futures are first polled, and complete in that order. Dropping the connection ends it.
+/// Requests begin in the order in which their futures are first polled, and complete in that order. Dropping
+/// the connection ends it.
 ///
 /// ```
 /// use adverb::asynchronous::AsyncConnection;
@@ -53,7 +55,8 @@ impl AsyncConnection {
         &self.driver.queues.connection
     }
 
-    /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
+    /// The private data with which the peer asked for or accepted the connection. Transports may append
+    /// zeros.
     pub fn private_data(&self) -> &[u8] {
         self.connection().private_data()
     }
@@ -73,8 +76,8 @@ impl AsyncConnection {
         self.connection().domain()
     }
 
-    /// A buffer of `length` bytes for a request: one that a future has left behind or that was [recycled](AsyncConnection::recycle), or a new one. It has
-    /// any bytes.
+    /// A buffer of `length` bytes for a request: one that a future has left behind or that was
+    /// [recycled](AsyncConnection::recycle), or a new one. It has any bytes.
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`].
@@ -87,8 +90,8 @@ impl AsyncConnection {
         self.driver.recycle(buffer);
     }
 
-    /// Carries out any request, and brings its completion, whether it ended well or not. An [unsignalled](WorkRequest::unsignalled) request reports its
-    /// end, too.
+    /// Carries out any request, and brings its completion, whether it ended well or not. An
+    /// [unsignalled](WorkRequest::unsignalled) request reports its end, too.
     ///
     /// ```
     /// use adverb::WorkRequest;
@@ -105,15 +108,17 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork; ECANCELED after the
-    /// [end of the runtime](Runtime#the-end-of-a-runtime).
+    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork;
+    /// ECANCELED after the [end of the runtime](Runtime#the-end-of-a-runtime).
     pub async fn perform(&self, request: WorkRequest<'_>) -> Result<Completion> {
         self.driver.perform(request).await
     }
 
-    /// Send: a message that takes the oldest receive of the peer. Ready when the peer has it. Brings the buffer back, if there was one.
+    /// Send: a message that takes the oldest receive of the peer. Ready when the peer has it. Brings the
+    /// buffer back, if there was one.
     ///
-    /// A slice is copied, and has at most [`inline_bytes`](AsyncOptions::inline_bytes), or is sent from a buffer of the connection's.
+    /// A slice is copied, and has at most [`inline_bytes`](AsyncOptions::inline_bytes), or is sent from a
+    /// buffer of the connection's.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
@@ -135,7 +140,8 @@ impl AsyncConnection {
         Ok(self.driver.sent_buffer(completion, is_copy))
     }
 
-    /// RDMA Write: puts the bytes at the beginning of `remote`. Ready when the peer's device has them. Brings the buffer back, if there was one.
+    /// RDMA Write: puts the bytes at the beginning of `remote`. Ready when the peer's device has them. Brings
+    /// the buffer back, if there was one.
     ///
     /// ```
     /// use adverb::Rights;
@@ -210,7 +216,8 @@ impl AsyncConnection {
         self.change_word(|result| WorkRequest::fetch_add(result, remote, value)).await
     }
 
-    /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. What was there before.
+    /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. What
+    /// was there before.
     ///
     /// ```
     /// use adverb::Rights;
@@ -241,11 +248,14 @@ impl AsyncConnection {
         word.ok_or_else(|| Error::invalid("the result of an atomic has 8 bytes"))
     }
 
-    /// Opens `range` of `region` to the peer of this connection, by `window`, as `rights` say. Brings the token for the peer.
+    /// Opens `range` of `region` to the peer of this connection, by `window`, as `rights` say. Brings the
+    /// token for the peer.
     ///
-    /// A window that is open must be taken back first ([`AsyncConnection::take_back`]): otherwise the request fails, which ends the connection.
+    /// A window that is open must be taken back first ([`AsyncConnection::take_back`]): otherwise the request
+    /// fails, which ends the connection.
     ///
-    /// A future that is dropped leaves the window closed, or open by a token that nobody has. The drop of the window closes it, after the request.
+    /// A future that is dropped leaves the window closed, or open by a token that nobody has. The drop of the
+    /// window closes it, after the request.
     ///
     /// ```
     /// use adverb::Rights;
@@ -296,19 +306,22 @@ impl AsyncConnection {
         token.ok_or_else(|| Error::invalid("a request that has ended was made"))
     }
 
-    /// Closes a window that was [bound](AsyncConnection::bind) on this connection. Ready when the token of the bind opens nothing any more.
+    /// Closes a window that was [bound](AsyncConnection::bind) on this connection. Ready when the token of
+    /// the bind opens nothing any more.
     ///
-    /// A future that is dropped after the request was posted closes the window all the same. The drop of the window closes it in any case, as soon as no
-    /// request of a dropped future is about it any more.
+    /// A future that is dropped after the request was posted closes the window all the same. The drop of the
+    /// window closes it in any case, as soon as no request of a dropped future is about it any more.
     ///
     /// # Errors
-    /// As [`AsyncConnection::send`]. A window that is not open makes the request fail, which ends the connection.
+    /// As [`AsyncConnection::send`]. A window that is not open makes the request fail, which ends the
+    /// connection.
     pub async fn take_back(&self, window: &MemoryWindow) -> Result<()> {
         let request = || WorkRequest::take_back(&window.last_token());
         self.driver.perform_with(window.keep(), request).await?.success().map(drop)
     }
 
-    /// Takes the key of `region` out of use, for ever, as [`WorkRequest::local_invalidate`]. Ready when no peer reaches the region any more.
+    /// Takes the key of `region` out of use, for ever, as [`WorkRequest::local_invalidate`]. Ready when no
+    /// peer reaches the region any more.
     ///
     /// A future that is dropped after the request was posted does so all the same.
     ///
@@ -332,7 +345,8 @@ impl AsyncConnection {
         self.driver.perform_with(Arc::new(region.clone()), request).await?.success().map(drop)
     }
 
-    /// The oldest message that nobody has taken. Waits until there is one. None after the end of the connection, when all messages are taken.
+    /// The oldest message that nobody has taken. Waits until there is one. None after the end of the
+    /// connection, when all messages are taken.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
@@ -352,9 +366,10 @@ impl AsyncConnection {
     /// ```
     ///
     /// # Errors
-    /// A message was longer than [`message_bytes`](AsyncOptions::message_bytes), or could not be taken for another reason ([`Error::Request`]): that
-    /// ends the connection. ENODEV in a child of fork; ECANCELED after the [end of the runtime](Runtime#the-end-of-a-runtime); EINVAL for a
-    /// connection with a [shared receive queue](super::AsyncEndpoint::with_shared_receive_queue).
+    /// A message was longer than [`message_bytes`](AsyncOptions::message_bytes), or could not be taken for
+    /// another reason ([`Error::Request`]): that ends the connection. ENODEV in a child of fork; ECANCELED
+    /// after the [end of the runtime](Runtime#the-end-of-a-runtime); EINVAL for a connection with a [shared
+    /// receive queue](super::AsyncEndpoint::with_shared_receive_queue).
     pub async fn receive(&self) -> Result<Option<Message>> {
         Ok(self.driver.message().await?.and_then(|completion| self.message(completion)))
     }
@@ -368,7 +383,8 @@ impl AsyncConnection {
         Message::new(&self.driver, completion, 0)
     }
 
-    /// Polls for the oldest message, as [`AsyncConnection::receive`] does, for a task that keeps its place among those that wait.
+    /// Polls for the oldest message, as [`AsyncConnection::receive`] does, for a task that keeps its place
+    /// among those that wait.
     pub(super) fn poll_receive(
         &self,
         ticket: &mut Ticket,

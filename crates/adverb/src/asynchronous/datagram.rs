@@ -12,12 +12,13 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A queue pair of datagrams whose requests are futures ([`AsyncEndpoint::datagram_queue_pair`](super::AsyncEndpoint::datagram_queue_pair)). Thread-safe: any number of
-/// tasks use it at once, by reference or in an [`Arc`].
+/// A queue pair of datagrams whose requests are futures
+/// ([`AsyncEndpoint::datagram_queue_pair`](super::AsyncEndpoint::datagram_queue_pair)). Thread-safe: any
+/// number of tasks use it at once, by reference or in an [`Arc`].
 ///
-/// A datagram has at most the path MTU ([`PortAttributes::active_mtu`](crate::PortAttributes::active_mtu)), and can be lost. One is always lost that
-/// comes while all receives hold datagrams that the program has not dropped, or that is longer than
-/// [`message_bytes`](super::AsyncOptions::message_bytes).
+/// A datagram has at most the path MTU ([`PortAttributes::active_mtu`](crate::PortAttributes::active_mtu)),
+/// and can be lost. One is always lost that comes while all receives hold datagrams that the program has not
+/// dropped, or that is longer than [`message_bytes`](super::AsyncOptions::message_bytes).
 ///
 /// Dropping the queue pair ends it. Datagrams that have not left are lost.
 ///
@@ -82,8 +83,8 @@ impl AsyncDatagramQueuePair {
         self.driver.queues.queue_pair().domain()
     }
 
-    /// A buffer of `length` bytes for a datagram: one that a future has left behind or that was [recycled](Self::recycle), or a new one. It has any
-    /// bytes.
+    /// A buffer of `length` bytes for a datagram: one that a future has left behind or that was
+    /// [recycled](Self::recycle), or a new one. It has any bytes.
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`].
@@ -96,23 +97,25 @@ impl AsyncDatagramQueuePair {
         self.driver.recycle(buffer);
     }
 
-    /// Sends any datagram, such as one with a number, and brings its completion, whether it ended well or not. An
-    /// [unsignalled](DatagramRequest::unsignalled) one reports its end, too.
+    /// Sends any datagram, such as one with a number, and brings its completion, whether it ended well or
+    /// not. An [unsignalled](DatagramRequest::unsignalled) one reports its end, too.
     ///
-    /// A future that is dropped before the datagram was posted sends nothing. Afterwards the datagram is sent. Its buffer is then kept for
-    /// [`AsyncDatagramQueuePair::buffer`].
+    /// A future that is dropped before the datagram was posted sends nothing. Afterwards the datagram is
+    /// sent. Its buffer is then kept for [`AsyncDatagramQueuePair::buffer`].
     ///
     /// # Errors
-    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork; ECANCELED after the
-    /// [end of the runtime](super::Runtime#the-end-of-a-runtime).
+    /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork;
+    /// ECANCELED after the [end of the runtime](super::Runtime#the-end-of-a-runtime).
     pub async fn perform(&self, request: DatagramRequest<'_>) -> Result<Completion> {
         self.driver.perform(request).await
     }
 
-    /// Sends a datagram by `way` to the queue pair `number` there, which has the key `qkey`. Ready when it has left. Brings the buffer back, if there was
-    /// one. Dropping the future is as for [`AsyncDatagramQueuePair::perform`].
+    /// Sends a datagram by `way` to the queue pair `number` there, which has the key `qkey`. Ready when it
+    /// has left. Brings the buffer back, if there was one. Dropping the future is as for
+    /// [`AsyncDatagramQueuePair::perform`].
     ///
-    /// A slice is copied, and has at most [`inline_bytes`](super::AsyncOptions::inline_bytes), or is sent from a buffer of the queue pair's.
+    /// A slice is copied, and has at most [`inline_bytes`](super::AsyncOptions::inline_bytes), or is sent
+    /// from a buffer of the queue pair's.
     ///
     /// # Errors
     /// As [`AsyncDatagramQueuePair::perform`]; [`Error::Request`] if the request has failed.
@@ -130,10 +133,12 @@ impl AsyncDatagramQueuePair {
 
     /// The oldest datagram that nobody has taken. Waits until there is one.
     ///
-    /// A future that is dropped takes none: the datagram is for the next call. Receives stay posted, into memory that the program does not have.
+    /// A future that is dropped takes none: the datagram is for the next call. Receives stay posted, into
+    /// memory that the program does not have.
     ///
     /// # Errors
-    /// ENODEV in a child of fork; ECANCELED after the [end of the runtime](super::Runtime#the-end-of-a-runtime); ECONNRESET after a failure of the device.
+    /// ENODEV in a child of fork; ECANCELED after the [end of the
+    /// runtime](super::Runtime#the-end-of-a-runtime); ECONNRESET after a failure of the device.
     pub async fn receive(&self) -> Result<Datagram> {
         loop {
             let Some(mut completion) = self.driver.message().await? else {
@@ -154,7 +159,8 @@ impl AsyncDatagramQueuePair {
         }
     }
 
-    /// The way back to the sender of a datagram. None if it came by multicast, or to an address that the device has no more.
+    /// The way back to the sender of a datagram. None if it came by multicast, or to an address that the
+    /// device has no more.
     pub fn way_back(&self, datagram: &Datagram) -> Option<AddressHandle> {
         AddressHandle::of_header(self.domain(), datagram.message.header()?)
     }

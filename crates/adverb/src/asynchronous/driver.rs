@@ -1,14 +1,17 @@
-//! The state that the futures of one connection share: its requests in flight, its messages that nobody has taken yet, and the tasks that wait. Queue
-//! pairs of datagrams and shared receive queues have such a state, too ([`WorkQueues`]).
+//! The state that the futures of one connection share: its requests in flight, its messages that nobody has
+//! taken yet, and the tasks that wait. Queue pairs of datagrams and shared receive queues have such a state,
+//! too ([`WorkQueues`]).
 //!
-//! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that they concern. If its own is not among them,
-//! it leaves its waker and arms the queue. One task of the connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions
-//! in the same way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one that is dropped, or that nobody
-//! polls.
+//! Any future that is polled takes completions out of the queue, under the lock, and wakes the tasks that
+//! they concern. If its own is not among them, it leaves its waker and arms the queue. One task of the
+//! connection, the *watcher*, waits for the queue's descriptor. The watcher takes completions in the same
+//! way, and arms the queue again while tasks wait that it has not woken. So no future depends on another one
+//! that is dropped, or that nobody polls.
 //!
-//! The watcher of the only async connection of a process is *on duty*: packets that arrive wake it directly, and the background thread sleeps on
-//! ([`TaskDutyGuard`]). The task that it wakes is often about to send an answer, and the acknowledgement goes with it. So a future takes in the other packets
-//! only when it waits again.
+//! The watcher of the only async connection of a process is *on duty*: packets that arrive wake it directly,
+//! and the background thread sleeps on ([`TaskDutyGuard`]). The task that it wakes is often about to send an
+//! answer, and the acknowledgement goes with it. So a future takes in the other packets only when it waits
+//! again.
 
 use super::queues::{ConnectionQueues, WorkQueues};
 use super::runtime::{Runtime, Watch};
@@ -86,8 +89,8 @@ struct DriverState {
 enum DutyState {
     /// None: the background thread takes them in, or another connection.
     None,
-    /// Packets wake the watcher. `is_due`: they have woken it, and some may not be taken in yet. `in_vain`: how often in a row nothing has come for
-    /// this connection.
+    /// Packets wake the watcher. `is_due`: they have woken it, and some may not be taken in yet. `in_vain`:
+    /// how often in a row nothing has come for this connection.
     OnDuty { task_duty: TaskDutyGuard, is_due: bool, in_vain: u32 },
 }
 
@@ -233,7 +236,8 @@ impl DriverState {
         Ok(())
     }
 
-    /// Takes in packets that have arrived, if that is this connection's part. A completion of an armed queue raises its event.
+    /// Takes in packets that have arrived, if that is this connection's part. A completion of an armed queue
+    /// raises its event.
     fn serve_before_wait(&mut self) {
         if let DutyState::OnDuty { task_duty, is_due, .. } = &mut self.duty
             && std::mem::take(is_due)
@@ -274,7 +278,8 @@ impl DriverState {
         if self.waits() {
             return self.arm(queue, afterwards);
         }
-        // A task that was woken here takes in the rest when it waits again. Other connections may not wait for that.
+        // A task that was woken here takes in the rest when it waits again. Other connections may not wait
+        // for that.
         if afterwards.wakers.is_empty() || !is_alone {
             self.serve_before_wait();
         }
@@ -321,7 +326,8 @@ impl<Q: WorkQueues> Driver<Q> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes completions until `take` finds what the future waits for. If there is none, `wait` leaves the waker.
+    /// Takes completions until `take` finds what the future waits for. If there is none, `wait` leaves the
+    /// waker.
     fn poll_for<T>(
         &self,
         context: &Context<'_>,
@@ -434,7 +440,8 @@ impl<Q: WorkQueues> Driver<Q> {
         self.place().await?.post(request)?.await
     }
 
-    /// Carries out a request that needs the window or the region that `needed` is, until it ends: also where its future is dropped.
+    /// Carries out a request that needs the window or the region that `needed` is, until it ends: also where
+    /// its future is dropped.
     pub(super) async fn perform_with(
         self: &Arc<Self>,
         needed: RequestObject,
@@ -452,7 +459,8 @@ impl<Q: WorkQueues> Driver<Q> {
         }
     }
 
-    /// The payload that a request sends in place of `payload`, and whether it is a copy: bytes that are too long for the post are in a buffer then.
+    /// The payload that a request sends in place of `payload`, and whether it is a copy: bytes that are too
+    /// long for the post are in a buffer then.
     pub(super) fn sendable<'a>(
         &self,
         payload: Payload<'a>,
@@ -504,9 +512,11 @@ impl<Q: WorkQueues> Driver<Q> {
         is_alone && matches!(state.duty, DutyState::OnDuty { in_vain, .. } if in_vain < MOST_IN_VAIN)
     }
 
-    /// Puts the connection's watcher on duty, if the connection is the only one, and if `runtime` watches a descriptor more.
+    /// Puts the connection's watcher on duty, if the connection is the only one, and if `runtime` watches a
+    /// descriptor more.
     pub(super) fn begin_duty(&self, runtime: &dyn Runtime) -> Option<Box<dyn Watch>> {
-        // The tasks of several connections may run on several threads: the background thread serves them better.
+        // The tasks of several connections may run on several threads: the background thread serves them
+        // better.
         if !is_alone() {
             return None;
         }
@@ -563,8 +573,8 @@ impl<Q: WorkQueues> Drop for Turn<'_, Q> {
     }
 }
 
-/// A place for one request of the send queue. Its drop leaves the request to itself: the buffers of a request in flight are kept for others when it
-/// ends.
+/// A place for one request of the send queue. Its drop leaves the request to itself: the buffers of a request
+/// in flight are kept for others when it ends.
 pub(super) struct Place<Q: WorkQueues = ConnectionQueues> {
     driver: Arc<Driver<Q>>,
     /// None once the end of the request was taken.

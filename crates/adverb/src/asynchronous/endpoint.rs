@@ -54,7 +54,8 @@ impl Default for AsyncOptions {
     }
 }
 
-/// Where async connections come from: a protection domain, a runtime, and the parts of each connection. Cheap to clone, thread-safe.
+/// Where async connections come from: a protection domain, a runtime, and the parts of each connection. Cheap
+/// to clone, thread-safe.
 ///
 /// ```
 /// # #[cfg(feature = "tokio")]
@@ -157,7 +158,8 @@ impl AsyncEndpoint {
         self.establish(options, |queue_pair| queue_pair.attempt(peer, options)).await
     }
 
-    /// Listens on `address` (port 0 chooses one); at most `backlog` requests wait for [`AsyncListener::accept`].
+    /// Listens on `address` (port 0 chooses one); at most `backlog` requests wait for
+    /// [`AsyncListener::accept`].
     ///
     /// # Errors
     /// As [`Listener::bind`]; those of the runtime.
@@ -168,11 +170,12 @@ impl AsyncEndpoint {
         Ok(AsyncListener { listener, watch, endpoint: self.clone() })
     }
 
-    /// A queue pair of datagrams with the key `qkey`, which its senders need. It has [`receives`](AsyncOptions::receives) for datagrams of
-    /// [`message_bytes`](AsyncOptions::message_bytes).
+    /// A queue pair of datagrams with the key `qkey`, which its senders need. It has
+    /// [`receives`](AsyncOptions::receives) for datagrams of [`message_bytes`](AsyncOptions::message_bytes).
     ///
     /// # Errors
-    /// As [`ProtectionDomain::datagram_queue_pair`]: EOPNOTSUPP if the device has no datagrams. Those of the runtime.
+    /// As [`ProtectionDomain::datagram_queue_pair`]: EOPNOTSUPP if the device has no datagrams. Those of the
+    /// runtime.
     pub fn datagram_queue_pair(&self, qkey: u32) -> Result<AsyncDatagramQueuePair> {
         let AsyncOptions { receives, message_bytes, .. } = self.options;
         let (queue, options) = self.parts(receives)?;
@@ -184,8 +187,8 @@ impl AsyncEndpoint {
         Ok(AsyncDatagramQueuePair::new(driver, self.options.inline_bytes, self.runtime.clone()))
     }
 
-    /// Receives for the messages of several connections: [`receives`](AsyncOptions::receives) of [`message_bytes`](AsyncOptions::message_bytes) for all
-    /// of them together.
+    /// Receives for the messages of several connections: [`receives`](AsyncOptions::receives) of
+    /// [`message_bytes`](AsyncOptions::message_bytes) for all of them together.
     ///
     /// # Errors
     /// As [`ProtectionDomain::shared_receive_queue`]; those of the runtime.
@@ -202,8 +205,8 @@ impl AsyncEndpoint {
         Ok(AsyncSharedReceiveQueue::new(driver, self.runtime.clone()))
     }
 
-    /// An endpoint whose connections have no receives of their own: their messages come by [`AsyncSharedReceiveQueue::receive`].
-    /// [`AsyncConnection::receive`] fails with EINVAL.
+    /// An endpoint whose connections have no receives of their own: their messages come by
+    /// [`AsyncSharedReceiveQueue::receive`]. [`AsyncConnection::receive`] fails with EINVAL.
     pub fn with_shared_receive_queue(self, queue: &AsyncSharedReceiveQueue) -> Self {
         Self { shared: Some(queue.driver().clone()), ..self }
     }
@@ -247,7 +250,8 @@ impl AsyncEndpoint {
         Ok(AsyncConnection::new(queues, queue, &self.options, self.runtime.clone())?)
     }
 
-    /// A queue pair with its receives, and the queue where all its requests complete. Shared receives complete elsewhere.
+    /// A queue pair with its receives, and the queue where all its requests complete. Shared receives
+    /// complete elsewhere.
     fn queue_pair(&self) -> Result<(QueuePair, CompletionQueue)> {
         let AsyncOptions { receives, message_bytes, .. } = self.options;
         let Some(shared) = &self.shared else {
@@ -265,7 +269,8 @@ impl AsyncEndpoint {
         Ok((self.domain.queue_pair(options)?, queue))
     }
 
-    /// A completion queue with room for all sends and so many receives, and the options of a queue pair on it.
+    /// A completion queue with room for all sends and so many receives, and the options of a queue pair on
+    /// it.
     fn parts(&self, receives: u32) -> Result<(CompletionQueue, QueuePairOptions)> {
         let AsyncOptions { max_sends, inline_bytes, .. } = self.options;
         let capacity = max_sends.checked_add(receives);
@@ -401,7 +406,8 @@ impl fmt::Debug for AsyncListener {
 
 /// A peer that asks for a connection. Dropping it refuses.
 ///
-/// [`AsyncConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a task of its own.
+/// [`AsyncConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to
+/// a task of its own.
 ///
 /// ```
 /// use adverb::asynchronous::{AsyncConnection, AsyncConnectionRequest};
@@ -432,7 +438,8 @@ impl AsyncConnectionRequest {
         self.request.private_data()
     }
 
-    /// Accepts the connection, telling the peer `private_data`. Waits until it stands. Gives up after 10 seconds.
+    /// Accepts the connection, telling the peer `private_data`. Waits until it stands. Gives up after 10
+    /// seconds.
     ///
     /// # Errors
     /// As [`ConnectionRequest::accept`].

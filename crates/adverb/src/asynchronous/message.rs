@@ -44,7 +44,8 @@ impl Message {
         Some(Self { receives, buffer: Some(buffer?), range, queue_pair, immediate, invalidated })
     }
 
-    /// The number of this side's queue pair that has received it ([`AsyncConnection::number`](super::AsyncConnection::number)).
+    /// The number of this side's queue pair that has received it
+    /// ([`AsyncConnection::number`](super::AsyncConnection::number)).
     pub fn queue_pair(&self) -> u32 {
         self.queue_pair
     }

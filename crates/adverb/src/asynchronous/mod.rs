@@ -1,11 +1,14 @@
 //! Connections for async programs, on any runtime.
 //!
-//! An [`AsyncEndpoint`] makes [`AsyncConnection`]s, an [`AsyncDatagramQueuePair`], or an [`AsyncSharedReceiveQueue`] for several connections. Their functions are futures: `connection.send(b"hello").await`. A future takes what has completed
-//! when it is polled. Otherwise its task sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
-//! operation or a connection, and one task for each connection, queue pair of datagrams and shared receive queue.
+//! An [`AsyncEndpoint`] makes [`AsyncConnection`]s, an [`AsyncDatagramQueuePair`], or an
+//! [`AsyncSharedReceiveQueue`] for several connections. Their functions are futures:
+//! `connection.send(b"hello").await`. A future takes what has completed when it is polled. Otherwise its task
+//! sleeps until the descriptor of the connection's completion queue is readable. There is no thread for an
+//! operation or a connection, and one task for each connection, queue pair of datagrams and shared receive
+//! queue.
 //!
-//! The runtime is that of tokio (`Tokio`, with the feature `tokio`), that of smol (`Smol`, with the feature `smol`), or any other that implements
-//! [`Runtime`].
+//! The runtime is that of tokio (`Tokio`, with the feature `tokio`), that of smol (`Smol`, with the feature
+//! `smol`), or any other that implements [`Runtime`].
 //!
 //! # Futures that are dropped
 //!
@@ -23,15 +26,17 @@
 //!
 //! # Back-pressure
 //!
-//! A request waits for its turn while [`max_sends`](AsyncOptions::max_sends) requests are in flight. A message waits at the peer while all
-//! [`receives`](AsyncOptions::receives) hold messages that the program has not dropped: on `iwarp0` for two seconds, then the connection ends
-//! ([flow control](crate::guide::flow_control)).
+//! A request waits for its turn while [`max_sends`](AsyncOptions::max_sends) requests are in flight. A
+//! message waits at the peer while all [`receives`](AsyncOptions::receives) hold messages that the program
+//! has not dropped: on `iwarp0` for two seconds, then the connection ends ([flow
+//! control](crate::guide::flow_control)).
 //!
 //! # Latency
 //!
-//! A task that sleeps is woken by the kernel, which takes several microseconds. A message for the only async connection of a process wakes its
-//! task directly, and not first a thread of the engine. [`AsyncOptions::spin`] lets a future look for its completion for a
-//! while before its task sleeps. No other task of this thread runs meanwhile.
+//! A task that sleeps is woken by the kernel, which takes several microseconds. A message for the only async
+//! connection of a process wakes its task directly, and not first a thread of the engine.
+//! [`AsyncOptions::spin`] lets a future look for its completion for a while before its task sleeps. No other
+//! task of this thread runs meanwhile.
 
 mod connection;
 mod datagram;

@@ -76,7 +76,8 @@ impl WorkQueues for ConnectionQueues {
 impl Drop for ConnectionQueues {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
-            // Otherwise the drop of the queue pair would take shared receives along, with the messages in them. In error, it takes no more of them.
+            // Otherwise the drop of the queue pair would take shared receives along, with the messages in
+            // them. In error, it takes no more of them.
             self.connection.queue_pair().fail();
             shared.take_completions();
         }

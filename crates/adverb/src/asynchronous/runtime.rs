@@ -9,17 +9,18 @@ use std::task::{Context, Poll};
 /// A task that a [`Runtime`] is to run.
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A program with another runtime writes the
-/// two functions itself.
+/// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A
+/// program with another runtime writes the two functions itself.
 ///
 /// # The end of a runtime
 ///
-/// Endpoints, listeners, connections, queue pairs of datagrams and shared receive queues keep the runtime. Their tasks do not, though these lie in the runtime. So a runtime of the program's
-/// own is dropped with the last of these objects, if its [watches](Watch) do not keep it. A task of the program that owns a connection, and
-/// that lies in this runtime, keeps it until the task ends.
+/// Endpoints, listeners, connections, queue pairs of datagrams and shared receive queues keep the runtime.
+/// Their tasks do not, though these lie in the runtime. So a runtime of the program's own is dropped with the
+/// last of these objects, if its [watches](Watch) do not keep it. A task of the program that owns a
+/// connection, and that lies in this runtime, keeps it until the task ends.
 ///
-/// A runtime that ends drops its tasks. If a connection is still used then, its operations end with ECANCELED, also those that wait. Requests in
-/// flight keep their memory until the drop of the connection.
+/// A runtime that ends drops its tasks. If a connection is still used then, its operations end with
+/// ECANCELED, also those that wait. Requests in flight keep their memory until the drop of the connection.
 ///
 /// ```
 /// use adverb::asynchronous::{Runtime, Task, Watch};
@@ -47,18 +48,22 @@ pub trait Runtime: Send + Sync + 'static {
     /// Those of the system, such as EMFILE.
     fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>>;
 
-    /// Runs `task` to its end, beside the caller. There is one such task for each connection, queue pair of datagrams and shared receive queue, and it ends with that object. A runtime that cannot run
-    /// it drops it.
+    /// Runs `task` to its end, beside the caller. There is one such task for each connection, queue pair of
+    /// datagrams and shared receive queue, and it ends with that object. A runtime that cannot run it drops
+    /// it.
     fn spawn(&self, task: Task);
 }
 
 /// A descriptor that a [`Runtime`] watches.
 pub trait Watch: Send + Sync {
-    /// Ready if the descriptor has become readable since this function was last ready. It may be ready without need.
+    /// Ready if the descriptor has become readable since this function was last ready. It may be ready
+    /// without need.
     ///
-    /// Otherwise the task of `context` is woken as soon as the descriptor is readable. One task at a time waits.
+    /// Otherwise the task of `context` is woken as soon as the descriptor is readable. One task at a time
+    /// waits.
     ///
-    /// After the end of the runtime, the task is woken, and the function fails. Otherwise a task of another runtime would wait for ever.
+    /// After the end of the runtime, the task is woken, and the function fails. Otherwise a task of another
+    /// runtime would wait for ever.
     ///
     /// # Errors
     /// Those of the runtime, such as its end.
@@ -80,7 +85,8 @@ mod with_tokio {
     use tokio::io::unix::AsyncFd;
     use tokio::runtime::Handle;
 
-    /// The runtime of tokio. It needs tokio's I/O driver: `enable_io` or `enable_all` of its builder, as `#[tokio::main]` does.
+    /// The runtime of tokio. It needs tokio's I/O driver: `enable_io` or `enable_all` of its builder, as
+    /// `#[tokio::main]` does.
     #[derive(Clone, Debug)]
     pub struct Tokio(Handle);
 
@@ -104,7 +110,8 @@ mod with_tokio {
     impl Runtime for Tokio {
         fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>> {
             let _inside = self.0.enter();
-            // SAFETY: an `OwnedFd` has one descriptor for its whole life, and the `AsyncFd` owns it until its own end.
+            // SAFETY: an `OwnedFd` has one descriptor for its whole life, and the `AsyncFd` owns it until its
+            // own end.
             let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
             Ok(Box::new(watched?))
         }

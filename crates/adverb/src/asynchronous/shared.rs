@@ -7,14 +7,18 @@ use crate::{Error, ProtectionDomain, Result, SharedReceiveQueue};
 use std::fmt;
 use std::sync::Arc;
 
-/// Receives for the messages of several connections, as futures ([`AsyncEndpoint::shared_receive_queue`](super::AsyncEndpoint::shared_receive_queue)). Thread-safe.
+/// Receives for the messages of several connections, as futures
+/// ([`AsyncEndpoint::shared_receive_queue`](super::AsyncEndpoint::shared_receive_queue)). Thread-safe.
 ///
-/// The connections come from [`AsyncEndpoint::with_shared_receive_queue`](super::AsyncEndpoint::with_shared_receive_queue). Each message says by which of them it came
-/// ([`Message::queue_pair`], [`AsyncConnection::number`](super::AsyncConnection::number)). It may come before the future that makes its connection is ready.
+/// The connections come from
+/// [`AsyncEndpoint::with_shared_receive_queue`](super::AsyncEndpoint::with_shared_receive_queue). Each
+/// message says by which of them it came ([`Message::queue_pair`],
+/// [`AsyncConnection::number`](super::AsyncConnection::number)). It may come before the future that makes its
+/// connection is ready.
 ///
-/// A message waits at its sender while all receives hold messages that the program has not dropped: on `iwarp0` for two seconds, then its connection ends
-/// ([back-pressure](super#back-pressure)). The end of a connection takes no receive along.
-/// Messages that came before are still received.
+/// A message waits at its sender while all receives hold messages that the program has not dropped: on
+/// `iwarp0` for two seconds, then its connection ends ([back-pressure](super#back-pressure)). The end of a
+/// connection takes no receive along. Messages that came before are still received.
 ///
 /// After the drop of the queue, nobody takes the messages of its connections any more.
 ///
@@ -76,14 +80,18 @@ impl AsyncSharedReceiveQueue {
         self.driver.queues.domain()
     }
 
-    /// The oldest message of all connections that nobody has taken. Waits until there is one, also while there is no connection.
+    /// The oldest message of all connections that nobody has taken. Waits until there is one, also while
+    /// there is no connection.
     ///
-    /// A future that is dropped takes none: the message is for the next call. Receives stay posted, into memory that the program does not have.
+    /// A future that is dropped takes none: the message is for the next call. Receives stay posted, into
+    /// memory that the program does not have.
     ///
     /// # Errors
-    /// A message was longer than [`message_bytes`](super::AsyncOptions::message_bytes), or could not be taken for another reason: that ends its connection, which
-    /// the [`Error::Request`] names by number. The next call brings messages of the others. ENODEV in a child of fork; ECANCELED after the
-    /// [end of the runtime](super::Runtime#the-end-of-a-runtime); EIO after a failure of the engine; ECONNRESET after one of the device.
+    /// A message was longer than [`message_bytes`](super::AsyncOptions::message_bytes), or could not be taken
+    /// for another reason: that ends its connection, which the [`Error::Request`] names by number. The next
+    /// call brings messages of the others. ENODEV in a child of fork; ECANCELED after the [end of the
+    /// runtime](super::Runtime#the-end-of-a-runtime); EIO after a failure of the engine; ECONNRESET after one
+    /// of the device.
     pub async fn receive(&self) -> Result<Message> {
         loop {
             let Some(mut completion) = self.driver.message().await? else {

@@ -1,9 +1,11 @@
 //! Streams of bytes over a queue pair.
 //!
-//! Each message is a Send with a header of two words in network byte order: credits, and flags. A credit is a receive of the sender of the header that
-//! has become free. The first message of each side brings all credits of that side, and the length of its receives in place of the flags. A message
-//! with bytes takes a credit of the other side. A message without bytes takes none: each side keeps [`RESERVE`] receives for those. That is enough,
-//! since a side sends credits without bytes only when half of its receives have become free.
+//! Each message is a Send with a header of two words in network byte order: credits, and flags. A credit is a
+//! receive of the sender of the header that has become free. The first message of each side brings all
+//! credits of that side, and the length of its receives in place of the flags. A message with bytes takes a
+//! credit of the other side. A message without bytes takes none: each side keeps [`RESERVE`] receives for
+//! those. That is enough, since a side sends credits without bytes only when half of its receives have become
+//! free.
 
 use super::driver::{Place, Ticket};
 use super::{AsyncConnection, Message};
@@ -21,15 +23,17 @@ const RESERVE: u32 = 4;
 /// The flag of the last message.
 const LAST: u32 = 1;
 
-/// A stream of bytes over an [`AsyncConnection`], as a TCP connection is one. Both sides make one of their connection.
+/// A stream of bytes over an [`AsyncConnection`], as a TCP connection is one. Both sides make one of their
+/// connection.
 ///
-/// With the feature `tokio` it has tokio's `AsyncRead` and `AsyncWrite`. With the feature `smol` it has those of `futures-io`.
+/// With the feature `tokio` it has tokio's `AsyncRead` and `AsyncWrite`. With the feature `smol` it has those
+/// of `futures-io`.
 ///
-/// The bytes of a write are copied into a buffer, and leave at once. A flush waits until the peer's device has them. A writer waits while the receives
-/// of the peer are full of bytes that its program has not read.
+/// The bytes of a write are copied into a buffer, and leave at once. A flush waits until the peer's device
+/// has them. A writer waits while the receives of the peer are full of bytes that its program has not read.
 ///
-/// A shutdown tells the peer that no more bytes come: its reads end with 0 bytes. If the stream is dropped without a shutdown, the peer's reads end
-/// with `UnexpectedEof`.
+/// A shutdown tells the peer that no more bytes come: its reads end with 0 bytes. If the stream is dropped
+/// without a shutdown, the peer's reads end with `UnexpectedEof`.
 pub struct ByteStream {
     connection: AsyncConnection,
     /// Most bytes of a message of this side.
@@ -70,7 +74,8 @@ enum ReadState {
     Cut,
 }
 
-/// The tasks that read and write. Each event wakes both: either of them may take in what the other one waits for.
+/// The tasks that read and write. Each event wakes both: either of them may take in what the other one waits
+/// for.
 #[derive(Default)]
 struct StreamTasks(Mutex<[Option<Waker>; 2]>);
 
@@ -89,7 +94,8 @@ impl Wake for StreamTasks {
 }
 
 impl ByteStream {
-    /// A stream over `connection`, whose messages nobody else sends or receives. Waits until the peer has made one, too.
+    /// A stream over `connection`, whose messages nobody else sends or receives. Waits until the peer has
+    /// made one, too.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")]
@@ -127,8 +133,9 @@ impl ByteStream {
     /// ```
     ///
     /// # Errors
-    /// EINVAL if the connection has fewer than 6 [`receives`](super::AsyncOptions::receives), or [`message_bytes`](super::AsyncOptions::message_bytes) of less than 9, or if the
-    /// peer has sent something else; ECONNRESET if the connection has ended.
+    /// EINVAL if the connection has fewer than 6 [`receives`](super::AsyncOptions::receives), or
+    /// [`message_bytes`](super::AsyncOptions::message_bytes) of less than 9, or if the peer has sent
+    /// something else; ECONNRESET if the connection has ended.
     pub async fn open(connection: AsyncConnection) -> Result<Self> {
         let options = connection.options();
         let (receives, own_bytes) = (options.receives, options.message_bytes);

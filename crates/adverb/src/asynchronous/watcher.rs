@@ -1,4 +1,5 @@
-//! The task of a connection that waits for the runtime's descriptors, in place of the tasks that wait for completions.
+//! The task of a connection that waits for the runtime's descriptors, in place of the tasks that wait for
+//! completions.
 
 use super::driver::Driver;
 use super::endpoint::duplicate;
@@ -41,7 +42,8 @@ impl WatcherEnd {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Does something, unless the watcher is to end: then None. A thread that ends the watcher waits until that is done.
+    /// Does something, unless the watcher is to end: then None. A thread that ends the watcher waits until
+    /// that is done.
     fn unless_come<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (!state.has_come).then(act)
@@ -61,7 +63,8 @@ impl WatcherEnd {
 /// Wake-ups that the watcher serves in a row, before other tasks of its thread get their turn.
 const MOST_WAKE_UPS_AT_ONCE: usize = 16;
 
-/// The task of a connection that waits for its queue's descriptor. It also waits for packets, while it is on duty.
+/// The task of a connection that waits for its queue's descriptor. It also waits for packets, while it is on
+/// duty.
 pub(super) struct Watcher<Q: WorkQueues> {
     driver: Arc<Driver<Q>>,
     /// The runtime has this task. So the task does not keep the runtime: neither would ever end.
@@ -73,7 +76,8 @@ pub(super) struct Watcher<Q: WorkQueues> {
 }
 
 impl<Q: WorkQueues> Watcher<Q> {
-    /// The driver of these queues, whose requests all complete on `queue`; with its watcher, which `runtime` runs.
+    /// The driver of these queues, whose requests all complete on `queue`; with its watcher, which `runtime`
+    /// runs.
     pub(super) fn start(
         queues: Q,
         queue: CompletionQueue,
@@ -119,7 +123,8 @@ impl<Q: WorkQueues> Future for Watcher<Q> {
         let this = &mut *self;
         if this.arrivals.is_none() {
             let (driver, runtime) = (&this.driver, &this.runtime);
-            // Whoever keeps the runtime ends the watcher first. So the runtime is not dropped here, in a task of its own.
+            // Whoever keeps the runtime ends the watcher first. So the runtime is not dropped here, in a task
+            // of its own.
             let begin = || runtime.upgrade().and_then(|runtime| driver.begin_duty(&*runtime));
             this.arrivals = driver.watcher_end().unless_come(begin).flatten();
         }

@@ -25,8 +25,8 @@ use std::fmt;
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody listens at this address and port, on a device of the same kind. Listeners on `iwarp0` are not reached from `roce0`, nor the
-    /// other way round.
+    /// Nobody listens at this address and port, on a device of the same kind. Listeners on `iwarp0` are not
+    /// reached from `roce0`, nor the other way round.
     NobodyListens,
     /// The peer refused.
     Rejected {
@@ -109,13 +109,15 @@ impl From<ConnectError> for Error {
 }
 
 impl From<ConnectError> for std::io::Error {
-    /// The kind is that of the error number, `ConnectionRefused` for a refusal; the error itself, with its text, is inside.
+    /// The kind is that of the error number, `ConnectionRefused` for a refusal; the error itself, with its
+    /// text, is inside.
     fn from(error: ConnectError) -> Self {
         Error::from(error).into()
     }
 }
 
-/// A connection that did not come about, with its queue pair. It becomes a [`ConnectError`] or an [`Error`](crate::Error) by `?`.
+/// A connection that did not come about, with its queue pair. It becomes a [`ConnectError`] or an
+/// [`Error`](crate::Error) by `?`.
 ///
 /// The queue pair is in error: its receives come back as flushed. [`QueuePair::reset`] makes it new.
 ///
@@ -197,7 +199,8 @@ pub enum End {
     Here,
     /// The peer has ended it, or its process has ended, or the network has cut it.
     Peer,
-    /// A request has failed, on this side, with this status: that ends a connection. Its completion says more.
+    /// A request has failed, on this side, with this status: that ends a connection. Its completion says
+    /// more.
     Failed(adverb_core::request::Status),
     /// A thread of adverb in this process has failed.
     Engine,

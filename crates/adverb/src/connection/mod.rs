@@ -32,7 +32,8 @@ const FAILURE: &str = "a thread of adverb in this process has failed";
 struct Progress {
     state: Mutex<ConnectionReport>,
     changed: Condvar,
-    /// Readable once the connection has ended, and while a task waits for the answer. Made when the program first asks for it.
+    /// Readable once the connection has ended, and while a task waits for the answer. Made when the program
+    /// first asks for it.
     descriptor: OnceLock<OwnedFd>,
 }
 
@@ -42,8 +43,8 @@ struct ConnectionReport {
     answer: Option<Result<Vec<u8>, ConnectError>>,
     /// The connection has ended.
     ended: bool,
-    /// This side has accepted the peer's request. The peer learns of that before it ends the connection: the connection has stood, though its own word of
-    /// that may be lost.
+    /// This side has accepted the peer's request. The peer learns of that before it ends the connection: the
+    /// connection has stood, though its own word of that may be lost.
     accepts: bool,
     /// This side has asked for the end, before there was one.
     by_us: bool,
@@ -107,11 +108,13 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the descriptor readable, if there is one. With the lock, so that a program that makes it meanwhile finds the end.
+    /// Makes the descriptor readable, if there is one. With the lock, so that a program that makes it
+    /// meanwhile finds the end.
     fn tell(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             let one = 1u64;
-            // SAFETY: eight bytes of a live local, to an open descriptor. The counter cannot overflow, and if it did, it would be readable.
+            // SAFETY: eight bytes of a live local, to an open descriptor. The counter cannot overflow, and if
+            // it did, it would be readable.
             unsafe { libc::write(descriptor.as_raw_fd(), (&raw const one).cast(), 8) };
         }
     }
@@ -147,7 +150,8 @@ impl Progress {
         self.descriptor.get().ok_or_else(|| Error::invalid("there is no descriptor"))
     }
 
-    /// The progress of a new connection on a device of `context`, for which the peer has asked (`accepts`) or this side asks.
+    /// The progress of a new connection on a device of `context`, for which the peer has asked (`accepts`) or
+    /// this side asks.
     fn begin(context: &Context, accepts: bool) -> Result<Arc<Self>> {
         let progress = Arc::new(Self::default());
         progress.lock().accepts = accepts;
@@ -178,8 +182,8 @@ impl Progress {
     }
 }
 
-/// A connected queue pair. Dropping it ends the connection in order: what was posted still goes out as far as the transport can, and
-/// the peer sees the end.
+/// A connected queue pair. Dropping it ends the connection in order: what was posted still goes out as far as
+/// the transport can, and the peer sees the end.
 ///
 /// ```
 /// use adverb::{Connection, WorkRequest};
@@ -284,7 +288,8 @@ impl Connection {
         attempt.end(outcome, timeout)
     }
 
-    /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
+    /// The private data with which the peer asked for or accepted the connection. Transports may append
+    /// zeros.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
@@ -325,8 +330,8 @@ impl Connection {
         &self.queue_pair
     }
 
-    /// Puts a request on its way. Returns at once: the end of the request, and with it its buffer, come out of
-    /// [`QueuePair::send_queue`]. In the steady state it allocates nothing.
+    /// Puts a request on its way. Returns at once: the end of the request, and with it its buffer, come out
+    /// of [`QueuePair::send_queue`]. In the steady state it allocates nothing.
     ///
     /// A queue pair that is not connected has no such function:
     ///
@@ -337,7 +342,8 @@ impl Connection {
     /// ```
     ///
     /// # Errors
-    /// See [`PostError`](crate::PostError), such as `PastToken` for more bytes than the token names; the buffer comes back. `QueueFull` also when the completion queue has no room.
+    /// See [`PostError`](crate::PostError), such as `PastToken` for more bytes than the token names; the
+    /// buffer comes back. `QueueFull` also when the completion queue has no room.
     #[inline]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         self.queue_pair.post(request)
@@ -370,7 +376,8 @@ impl Connection {
 
     /// Waits until the connection has ended, at most `timeout`, and says how. None if it stands.
     ///
-    /// The receives that no message has taken come back as completions with the status `Flushed`. That is no error of this program.
+    /// The receives that no message has taken come back as completions with the status `Flushed`. That is no
+    /// error of this program.
     pub fn wait_ended(&self, timeout: Duration) -> Option<End> {
         self.progress.wait(timeout, |reported| self.end_of(reported))
     }
@@ -403,7 +410,8 @@ impl Connection {
         reported.ended.then(end)
     }
 
-    /// A descriptor that is readable once the connection has ended, and stays so. Only for poll(2) and its like. The first call makes it.
+    /// A descriptor that is readable once the connection has ended, and stays so. Only for poll(2) and its
+    /// like. The first call makes it.
     ///
     /// ```
     /// use adverb::Connection;
@@ -422,8 +430,8 @@ impl Connection {
         Ok(self.progress.descriptor()?.as_fd())
     }
 
-    /// Ends the connection, and keeps the queue pair: it is in error then, and its requests come back as flushed. [`QueuePair::reset`] makes it
-    /// new.
+    /// Ends the connection, and keeps the queue pair: it is in error then, and its requests come back as
+    /// flushed. [`QueuePair::reset`] makes it new.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
@@ -459,7 +467,8 @@ impl fmt::Debug for Connection {
 }
 
 impl QueuePair {
-    /// Connects to the program that listens at `peer`, with `private_data` for it. Waits for the answer, at most `timeout`.
+    /// Connects to the program that listens at `peer`, with `private_data` for it. Waits for the answer, at
+    /// most `timeout`.
     ///
     /// ```
     /// use adverb::{ConnectError, QueuePairOptions};
@@ -480,8 +489,8 @@ impl QueuePair {
     /// ```
     ///
     /// # Errors
-    /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone then, with its buffers:
-    /// [`QueuePair::connect_with`] gives it back.
+    /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone
+    /// then, with its buffers: [`QueuePair::connect_with`] gives it back.
     pub fn connect(
         self,
         peer: SocketAddr,
@@ -495,7 +504,8 @@ impl QueuePair {
     /// Connects to the program that listens at `peer`. Waits for the answer, as long as `options` say.
     ///
     /// # Errors
-    /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in the error, and may try again:
+    /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in
+    /// the error, and may try again:
     ///
     /// ```
     /// use adverb::{ConnectError, ConnectionOptions, Context, QueuePairOptions};
@@ -560,7 +570,8 @@ impl QueuePair {
 mod tests {
     use super::*;
 
-    /// A server with RoCE: the client's word that the connection stands is lost, and the client ends the connection at once.
+    /// A server with RoCE: the client's word that the connection stands is lost, and the client ends the
+    /// connection at once.
     #[test]
     fn an_accepted_connection_that_ends_at_once_has_stood() {
         for accepts in [true, false] {

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Settings of a connection, for [`QueuePair::connect_with`](crate::QueuePair::connect_with) and
-/// [`ConnectionRequest::accept_with`](crate::ConnectionRequest::accept_with). [`ConnectionOptions::new`] says how they are until they are set.
+/// [`ConnectionRequest::accept_with`](crate::ConnectionRequest::accept_with). [`ConnectionOptions::new`] says
+/// how they are until they are set.
 ///
 /// ```
 /// use adverb::{ConnectionOptions, Context, Listener, QueuePairOptions, Status, WorkRequest};
@@ -61,8 +62,8 @@ impl Default for ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// No private data, 10 seconds, 7 retries, a wait without a limit for the peer's receive, as many reads as the device can. The kernel chooses the
-    /// source address, and the device the path.
+    /// No private data, 10 seconds, 7 retries, a wait without a limit for the peer's receive, as many reads
+    /// as the device can. The kernel chooses the source address, and the device the path.
     pub fn new() -> Self {
         Self {
             private_data: Vec::new(),
@@ -78,7 +79,8 @@ impl ConnectionOptions {
         }
     }
 
-    /// Bytes for the peer, which go along with the request or the answer. [`Context::private_data_limits`] says how much a device can carry.
+    /// Bytes for the peer, which go along with the request or the answer. [`Context::private_data_limits`]
+    /// says how much a device can carry.
     ///
     /// ```
     /// use adverb::{ConnectionOptions, Rights};
@@ -100,7 +102,8 @@ impl ConnectionOptions {
         Self { timeout, ..self }
     }
 
-    /// The local address that connects. Port 0 lets the kernel choose. For [`QueuePair::connect_with`](crate::QueuePair::connect_with) alone.
+    /// The local address that connects. Port 0 lets the kernel choose. For
+    /// [`QueuePair::connect_with`](crate::QueuePair::connect_with) alone.
     ///
     /// ```
     /// use adverb::{ConnectionOptions, Listener};
@@ -124,15 +127,16 @@ impl ConnectionOptions {
         Self { source: Some(address), ..self }
     }
 
-    /// How often a request is repeated that the peer does not answer: 0 to 7 (`retry_cnt`). On `roce0` alone, and of the side that connects: the other
-    /// one takes its number. TCP repeats by itself.
+    /// How often a request is repeated that the peer does not answer: 0 to 7 (`retry_cnt`). On `roce0` alone,
+    /// and of the side that connects: the other one takes its number. TCP repeats by itself.
     pub fn retries(self, count: u8) -> Self {
         Self { retries: count, ..self }
     }
 
-    /// How often the peer repeats a Send that finds no receive here: 0 to 6, or 7 for a wait without a limit (`rnr_retry_count`). Each side says it to the
-    /// other one. With [`QueuePair::connect_raw`](crate::QueuePair::connect_raw), nobody says anything: there it counts for the Sends of this side. On `roce0` alone:
-    /// on `iwarp0`, a message waits two seconds.
+    /// How often the peer repeats a Send that finds no receive here: 0 to 6, or 7 for a wait without a limit
+    /// (`rnr_retry_count`). Each side says it to the other one. With
+    /// [`QueuePair::connect_raw`](crate::QueuePair::connect_raw), nobody says anything: there it counts for
+    /// the Sends of this side. On `roce0` alone: on `iwarp0`, a message waits two seconds.
     pub fn no_receive_retries(self, count: u8) -> Self {
         Self { no_receive_retries: count, ..self }
     }
@@ -142,13 +146,14 @@ impl ConnectionOptions {
         Self { inbound_reads: Some(count), ..self }
     }
 
-    /// Most Reads and atomics of this side that are under way at once (`initiator_depth`). Others wait in the send queue.
+    /// Most Reads and atomics of this side that are under way at once (`initiator_depth`). Others wait in the
+    /// send queue.
     pub fn outbound_reads(self, count: u8) -> Self {
         Self { outbound_reads: Some(count), ..self }
     }
 
-    /// How long the peer has for an answer until a request is repeated: 4.096 µs times a power of two, rounded up. On `roce0` alone, and of the side
-    /// that connects.
+    /// How long the peer has for an answer until a request is repeated: 4.096 µs times a power of two,
+    /// rounded up. On `roce0` alone, and of the side that connects.
     pub fn answer_time(self, time: Duration) -> Self {
         Self { answer_time: Some(time), ..self }
     }
@@ -163,8 +168,8 @@ impl ConnectionOptions {
         Self { traffic_class: Some(class), ..self }
     }
 
-    /// The most bytes of payload in one packet: 256, 512, 1024, 2048 or 4096. On `roce0` alone, and of the side that connects. If the interface
-    /// carries less, so does the connection.
+    /// The most bytes of payload in one packet: 256, 512, 1024, 2048 or 4096. On `roce0` alone, and of the
+    /// side that connects. If the interface carries less, so does the connection.
     pub fn path_mtu(self, bytes: u32) -> Self {
         Self { path_mtu: Some(bytes), ..self }
     }
@@ -219,7 +224,8 @@ impl ConnectionOptions {
     }
 }
 
-/// The code of a local ACK timeout: the least power of two times 4.096 µs that is no shorter. The codes end at 31.
+/// The code of a local ACK timeout: the least power of two times 4.096 µs that is no shorter. The codes end
+/// at 31.
 fn code_of(time: Duration) -> u8 {
     (1..31).find(|code| Duration::from_nanos(4096 << code) >= time).unwrap_or(31)
 }

@@ -1,6 +1,7 @@
 //! Counters and locks in memory that many programs share.
 //!
-//! An atomic changes 8 bytes of a region of the peer in one piece, and brings what was there before. The peer's program takes no part.
+//! An atomic changes 8 bytes of a region of the peer in one piece, and brings what was there before. The
+//! peer's program takes no part.
 //!
 //! | request | changes the word | needs |
 //! |---|---|---|
@@ -8,9 +9,12 @@
 //! | [`WorkRequest::compare_swap`](crate::WorkRequest::compare_swap) | replaces an expected value by another one | [`Rights::ATOMIC`](crate::Rights::ATOMIC) |
 //! | [`WorkRequest::atomic_write`](crate::WorkRequest::atomic_write) | writes a value in one piece (`roce0` alone) | [`Rights::WRITE`](crate::Rights::WRITE) |
 //!
-//! - The address is a multiple of 8. Regions of [`ProtectionDomain::memory_region`](crate::ProtectionDomain::memory_region) begin at a whole page, so offsets that are multiples of 8 will do.
+//! - The address is a multiple of 8. Regions of
+//!   [`ProtectionDomain::memory_region`](crate::ProtectionDomain::memory_region) begin at a whole page, so
+//!   offsets that are multiples of 8 will do.
 //! - Values are numbers in the byte order of the machine: `u64::from_ne_bytes` reads a result.
-//! - The owner uses the word by [`MemoryRegion::word`](crate::MemoryRegion::word) or [`MemoryRegion::words`](crate::MemoryRegion::words).
+//! - The owner uses the word by [`MemoryRegion::word`](crate::MemoryRegion::word) or
+//!   [`MemoryRegion::words`](crate::MemoryRegion::words).
 //! - A `fetch_add` of 0 reads a word.
 //!
 //! # A counter
@@ -46,8 +50,9 @@
 //!
 //! # A lock
 //!
-//! A `compare_swap` from 0 to the program's own number takes a lock, if the old value is 0. The holder writes under the lock, and gives it back by a
-//! `compare_swap` from its number to 0, on the same connection. So the writes are carried out before the lock is free.
+//! A `compare_swap` from 0 to the program's own number takes a lock, if the old value is 0. The holder writes
+//! under the lock, and gives it back by a `compare_swap` from its number to 0, on the same connection. So the
+//! writes are carried out before the lock is free.
 //!
 //! ```
 //! use adverb::{Connection, RemoteMemory, Rights, WorkRequest};
@@ -77,4 +82,5 @@
 //! ```
 //!
 //! A program that ends with the lock leaves it taken. The example
-//! [`noticeboard`](https://github.com/adverb-rdma/adverb/blob/main/examples/noticeboard.rs) needs no lock: `fetch_add` gives each client a line of its own.
+//! [`noticeboard`](https://github.com/adverb-rdma/adverb/blob/main/examples/noticeboard.rs) needs no lock:
+//! `fetch_add` gives each client a line of its own.

@@ -9,23 +9,27 @@
 //! | 3 | [`QueuePair::connect`] | [`ConnectionRequest::accept`], or [`ConnectionRequest::reject`] |
 //! | 4 | [`Connection::post_send`] | [`Connection::post_send`] |
 //!
-//! A new queue pair takes receives, but no sends. Post the receives of the first messages before step 3: the peer may send as soon as the connection stands.
-//! The request for a connection and its answer carry private data, such as the token of a region.
+//! A new queue pair takes receives, but no sends. Post the receives of the first messages before step 3: the
+//! peer may send as soon as the connection stands. The request for a connection and its answer carry private
+//! data, such as the token of a region.
 //!
-//! A failed attempt consumes the queue pair of `connect`. [`QueuePair::connect_with`] gives it back in [`NotConnected`]. Then
-//! [`QueuePair::reset`] makes the queue pair new, and returns the buffers of its receives.
+//! A failed attempt consumes the queue pair of `connect`. [`QueuePair::connect_with`] gives it back in
+//! [`NotConnected`]. Then [`QueuePair::reset`] makes the queue pair new, and returns the buffers of its
+//! receives.
 //!
 //! # The end
 //!
-//! A connection ends when either side drops its [`Connection`] or calls [`Connection::disconnect`], when a process ends, or when a request fails.
-//! [`Connection::ended`] says how, [`Connection::wait_ended`] waits for it, and an event loop watches [`Connection::end_descriptor`].
+//! A connection ends when either side drops its [`Connection`] or calls [`Connection::disconnect`], when a
+//! process ends, or when a request fails. [`Connection::ended`] says how, [`Connection::wait_ended`] waits
+//! for it, and an event loop watches [`Connection::end_descriptor`].
 //!
 //! # Flushed requests
 //!
-//! Every posted request comes back once. At the end of the connection, those that were not carried out come back with the status
-//! [`Flushed`](crate::Status::Flushed): posted receives, and sends behind a failed one. A flushed request is no error of its own.
-//! The first failed completion of the queue pair, or [`Connection::ended`], has the reason. [`Completion::unless_flushed`] returns `None` for a
-//! flushed request.
+//! Every posted request comes back once. At the end of the connection, those that were not carried out come
+//! back with the status [`Flushed`](crate::Status::Flushed): posted receives, and sends behind a failed one.
+//! A flushed request is no error of its own. The first failed completion of the queue pair, or
+//! [`Connection::ended`], has the reason. [`Completion::unless_flushed`] returns `None` for a flushed
+//! request.
 //!
 //! ```
 //! use adverb::{Connection, End, Status, WorkRequest};
@@ -55,12 +59,14 @@
 //! # }
 //! ```
 //!
-//! [`QueuePair::in_flight`] says how many requests have not come back. To drain a connection, end it and take completions until there are none.
-//! A program that drops the connection instead needs no drain: the drop frees the memory of all its requests.
+//! [`QueuePair::in_flight`] says how many requests have not come back. To drain a connection, end it and take
+//! completions until there are none. A program that drops the connection instead needs no drain: the drop
+//! frees the memory of all its requests.
 //!
 //! # Another life
 //!
-//! [`Connection::into_queue_pair`] ends a connection and keeps the queue pair. [`QueuePair::reset`] makes it ready for another `connect`.
+//! [`Connection::into_queue_pair`] ends a connection and keeps the queue pair. [`QueuePair::reset`] makes it
+//! ready for another `connect`.
 
 // The links of this chapter.
 use crate::*;

@@ -8,14 +8,16 @@
 //! | a post | [`Rejected`], with a [`PostError`] | nothing: the buffer is in [`Rejected::buffer`] |
 //! | a completion | [`RequestError`], with [`Status`] and [`Cause`] | the connection ends, and later requests are flushed |
 //!
-//! All of them become an [`Error`] by `?`, and an [`Error`] becomes an [`std::io::Error`]. [`ConnectError`] says why there is no connection.
+//! All of them become an [`Error`] by `?`, and an [`Error`] becomes an [`std::io::Error`]. [`ConnectError`]
+//! says why there is no connection.
 //!
 //! Every enum of errors is `#[non_exhaustive]`, so a `match` ends with `other =>`.
 //!
 //! # A failed request
 //!
-//! [`Completion::success`] makes an error of a failed request. [`Completion::error`] leaves the completion, with its buffers, as it is.
-//! `Status` is the verbs' own status. `Cause` says more: whether this side or the peer is at fault, and why.
+//! [`Completion::success`] makes an error of a failed request. [`Completion::error`] leaves the completion,
+//! with its buffers, as it is. `Status` is the verbs' own status. `Cause` says more: whether this side or the
+//! peer is at fault, and why.
 //!
 //! ```
 //! use adverb::{Cause, End, RemoteMemory, Rights, Status, WorkRequest};
@@ -41,7 +43,8 @@
 //! # }
 //! ```
 //!
-//! On `iwarp0`, a refused Send or Write may complete well, since TCP has taken it. Then the connection ends, and later requests are flushed.
+//! On `iwarp0`, a refused Send or Write may complete well, since TCP has taken it. Then the connection ends,
+//! and later requests are flushed.
 //!
 //! # A refused post
 //!
@@ -66,9 +69,11 @@
 //!
 //! # Time-outs
 //!
-//! [`Error::is_timeout`] tells a wait that is over from a failure. The object is as it was, and the request is still in flight.
+//! [`Error::is_timeout`] tells a wait that is over from a failure. The object is as it was, and the request
+//! is still in flight.
 //!
-//! `ADVERB_LOG=warn` writes a line for each failed request, with addresses and bounds. [`testing`](super::testing) has more.
+//! `ADVERB_LOG=warn` writes a line for each failed request, with addresses and bounds.
+//! [`testing`](super::testing) has more.
 
 // The links of this chapter.
 use crate::*;

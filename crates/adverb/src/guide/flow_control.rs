@@ -2,8 +2,9 @@
 //!
 //! # A message needs a receive
 //!
-//! Each Send takes the oldest receive that the peer has posted, also a Write with a number ([`WorkRequest::immediate`](crate::WorkRequest::immediate)).
-//! Other Writes, Reads and atomics take none. The receive must be as long as the message: a longer message breaks the connection.
+//! Each Send takes the oldest receive that the peer has posted, also a Write with a number
+//! ([`WorkRequest::immediate`](crate::WorkRequest::immediate)). Other Writes, Reads and atomics take none.
+//! The receive must be as long as the message: a longer message breaks the connection.
 //!
 //! A message that finds no receive waits, and how long depends on the device:
 //!
@@ -16,8 +17,9 @@
 //!
 //! # Credits
 //!
-//! The usual agreement: the receiver posts N receives, and the sender sends at most N messages before it hears from the receiver. Here, each answer is
-//! such a credit. The server posts its receive again *before* it answers, so the next message always finds one.
+//! The usual agreement: the receiver posts N receives, and the sender sends at most N messages before it
+//! hears from the receiver. Here, each answer is such a credit. The server posts its receive again *before*
+//! it answers, so the next message always finds one.
 //!
 //! ```
 //! use adverb::{Connection, WorkRequest};
@@ -62,9 +64,10 @@
 //! # Full queues
 //!
 //! A queue pair has room for [`max_sends`](crate::QueuePairOptions::max_sends) sends and
-//! [`max_receives`](crate::QueuePairOptions::max_receives) receives. The completion queue has room for its capacity: requests in flight and completions that nobody has taken count together. A post beyond either is
-//! refused with [`PostError::QueueFull`](crate::PostError::QueueFull). Nothing has happened then, and [`Rejected`](crate::Rejected) has the buffer. Take completions, and
-//! post again:
+//! [`max_receives`](crate::QueuePairOptions::max_receives) receives. The completion queue has room for its
+//! capacity: requests in flight and completions that nobody has taken count together. A post beyond either is
+//! refused with [`PostError::QueueFull`](crate::PostError::QueueFull). Nothing has happened then, and
+//! [`Rejected`](crate::Rejected) has the buffer. Take completions, and post again:
 //!
 //! ```
 //! use adverb::{PostError, QueuePairOptions};

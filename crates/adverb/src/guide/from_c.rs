@@ -1,7 +1,7 @@
 //! The names of verbs beside those of this crate.
 //!
-//! The objects are those of libibverbs and librdmacm, and so are their rules. Two things differ: a request owns its memory until its completion brings it
-//! back, and the end of every object is its drop.
+//! The objects are those of libibverbs and librdmacm, and so are their rules. Two things differ: a request
+//! owns its memory until its completion brings it back, and the end of every object is its drop.
 //!
 //! | verbs | this crate |
 //! |---|---|
@@ -80,12 +80,15 @@
 //!
 //! Two examples talk to programs in C, which are as the distribution has them:
 //!
-//! - [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is libibverbs' `ibv_rc_pingpong`, server and client. It
-//!   connects by numbers.
-//! - [`rping`](https://github.com/adverb-rdma/adverb/blob/main/examples/rping.rs) is the client of librdmacm's `rping`. It connects by the connection manager.
+//! - [`rc_pingpong`](https://github.com/adverb-rdma/adverb/blob/main/examples/rc_pingpong.rs) is libibverbs'
+//!   `ibv_rc_pingpong`, server and client. It connects by numbers.
+//! - [`rping`](https://github.com/adverb-rdma/adverb/blob/main/examples/rping.rs) is the client of
+//!   librdmacm's `rping`. It connects by the connection manager.
 //!
-//! The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in both languages. [A page of the
-//! book](https://github.com/adverb-rdma/adverb/blob/main/docs/how-to/rust-crates.md) ports examples of the crates `ibverbs` and `sideway`.
+//! The [tutorial](https://github.com/adverb-rdma/adverb/blob/main/docs/tutorial/index.md) has its lessons in
+//! both languages. [A page of the
+//! book](https://github.com/adverb-rdma/adverb/blob/main/docs/how-to/rust-crates.md) ports examples of the
+//! crates `ibverbs` and `sideway`.
 
 // The links of this chapter.
 use crate::*;

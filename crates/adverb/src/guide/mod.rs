@@ -1,6 +1,7 @@
 //! A guide in chapters: each has a subject of a page, and examples that run as tests.
 //!
-//! [RDMA in one page](crate#rdma-in-one-page) introduces the objects. Afterwards, read these chapters in any order:
+//! [RDMA in one page](crate#rdma-in-one-page) introduces the objects. Afterwards, read these chapters in any
+//! order:
 //!
 //! | chapter | subject |
 //! |---|---|

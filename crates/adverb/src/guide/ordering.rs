@@ -4,14 +4,17 @@
 //!
 //! - Requests begin, and complete, in the order in which they were posted.
 //! - Messages arrive in the order of their Sends, and take receives in the order of the posts.
-//! - A Read or an atomic is carried out at its place among the requests, but the answer takes a while. Later Sends and Writes begin meanwhile.
+//! - A Read or an atomic is carried out at its place among the requests, but the answer takes a while. Later
+//!   Sends and Writes begin meanwhile.
 //! - Requests of two queue pairs have no order, even between the same two programs.
 //!
 //! # The fence
 //!
-//! A request that uses bytes that an earlier Read brings must wait for them. [`WorkRequest::fence`](crate::WorkRequest::fence) lets it begin only when all earlier
-//! Reads and atomics are complete. A [`Buffer`](crate::Buffer) never needs the fence: it belongs to the Read until that is complete. A
-//! [`MemoryRegion`](crate::MemoryRegion) can be part of several requests at once, and there the fence counts:
+//! A request that uses bytes that an earlier Read brings must wait for them.
+//! [`WorkRequest::fence`](crate::WorkRequest::fence) lets it begin only when all earlier Reads and atomics
+//! are complete. A [`Buffer`](crate::Buffer) never needs the fence: it belongs to the Read until that is
+//! complete. A [`MemoryRegion`](crate::MemoryRegion) can be part of several requests at once, and there the
+//! fence counts:
 //!
 //! ```
 //! use adverb::{RemoteMemory, Rights, WorkRequest};
@@ -49,16 +52,18 @@
 //! | Send, Write | `iwarp0`; UC and UD | The system has taken the bytes. The peer may not have them. |
 //! | Read, atomic | both | The bytes of the answer are here. |
 //!
-//! A program that runs on both devices takes an answer of the peer, or a Read behind a Write, as the proof of arrival.
+//! A program that runs on both devices takes an answer of the peer, or a Read behind a Write, as the proof of
+//! arrival.
 //!
 //! # When the owner sees the bytes
 //!
 //! The owner of a region learns of a Write in one of two ways:
 //!
-//! - A message comes behind it: a Send, or the number of a Write ([`WorkRequest::immediate`](crate::WorkRequest::immediate)). When the
-//!   receive has completed, all bytes of earlier requests are in memory.
-//! - The owner looks at a word of the region. The last word of a message becomes visible last, and all of an earlier message before
-//!   anything of a later one.
+//! - A message comes behind it: a Send, or the number of a Write
+//!   ([`WorkRequest::immediate`](crate::WorkRequest::immediate)). When the receive has completed, all bytes
+//!   of earlier requests are in memory.
+//! - The owner looks at a word of the region. The last word of a message becomes visible last, and all of an
+//!   earlier message before anything of a later one.
 //!
 //! Load that word with `Acquire`. All bytes before it are there once it has changed:
 //!
@@ -92,4 +97,5 @@
 //! # }
 //! ```
 //!
-//! A Read takes no lock. If somebody writes to its bytes meanwhile, the Read may bring old bytes beside new ones.
+//! A Read takes no lock. If somebody writes to its bytes meanwhile, the Read may bring old bytes beside new
+//! ones.

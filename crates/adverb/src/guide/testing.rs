@@ -2,8 +2,8 @@
 //!
 //! # Tests
 //!
-//! The stack is a part of the program, so `cargo test` needs no set-up. Each test opens the device, listens on port 0 and connects to itself. Tests
-//! run beside each other.
+//! The stack is a part of the program, so `cargo test` needs no set-up. Each test opens the device, listens
+//! on port 0 and connects to itself. Tests run beside each other.
 //!
 //! ```
 //! use adverb::{Connection, Device, Listener, ProtectionDomain, QueuePair, QueuePairOptions, WorkRequest};
@@ -39,8 +39,9 @@
 //! # }
 //! ```
 //!
-//! [`Device::all`](crate::Device::all) has the devices that the process sees: `roce0`, or both with `ADVERB_DEVICE=roce0,iwarp0`.
-//! A test of failures provokes them, as [`errors`](super::errors) does: a missing right, a token that is too long, a peer that is dropped.
+//! [`Device::all`](crate::Device::all) has the devices that the process sees: `roce0`, or both with
+//! `ADVERB_DEVICE=roce0,iwarp0`. A test of failures provokes them, as [`errors`](super::errors) does: a
+//! missing right, a token that is too long, a peer that is dropped.
 //!
 //! # Looking on
 //!
@@ -55,14 +56,17 @@
 //! | `ADVERB_LOCAL=off` | connections within the host go by the network, as between two hosts |
 //! | `ADVERB_DEVICE=iwarp0` | another device |
 //!
-//! [`Device::counters`](crate::Device::counters) has the counters at any time, and `adverb top` shows those of running programs.
+//! [`Device::counters`](crate::Device::counters) has the counters at any time, and `adverb top` shows those
+//! of running programs.
 //!
 //! # `adverb run --check`, `--trace` and `--fault`
 //!
-//! These options are for programs of the C libraries, libibverbs and librdmacm: they watch calls there. Programs of this crate make no such calls.
-//! A program of this crate with `ADVERB_FAULT` set gets a warning in the log.
+//! These options are for programs of the C libraries, libibverbs and librdmacm: they watch calls there.
+//! Programs of this crate make no such calls. A program of this crate with `ADVERB_FAULT` set gets a warning
+//! in the log.
 //!
-//! Many mistakes that `--check` looks for do not compile here, or are refused. A peer in C can run with all three options:
+//! Many mistakes that `--check` looks for do not compile here, or are refused. A peer in C can run with all
+//! three options:
 //!
 //! ```sh
 //! adverb run --check --trace calls.txt -- ./peer-in-c

@@ -1,7 +1,7 @@
 //! The settings that make a program faster.
 //!
-//! Measure first: `adverb bench` measures this machine, and [`Device::counters`](crate::Device::counters) says what the device has done. Then, in the order of
-//! their effect:
+//! Measure first: `adverb bench` measures this machine, and [`Device::counters`](crate::Device::counters)
+//! says what the device has done. Then, in the order of their effect:
 //!
 //! | measure | when |
 //! |---|---|
@@ -18,7 +18,8 @@
 //!
 //! # Many requests in flight
 //!
-//! This program keeps a window of Writes in flight. One in 16 reports its end, and brings the buffers of the others back:
+//! This program keeps a window of Writes in flight. One in 16 reports its end, and brings the buffers of the
+//! others back:
 //!
 //! ```
 //! use adverb::{Buffer, RemoteMemory, Rights, WorkRequest};
@@ -63,5 +64,5 @@
 //! | [`ConnectionOptions::path_mtu`](crate::ConnectionOptions::path_mtu) | larger packets on `roce0`, where the interface carries them |
 //! | [`ConnectionOptions::outbound_reads`](crate::ConnectionOptions::outbound_reads) | more Reads and atomics under way at once |
 //!
-//! [Memory within a host](https://github.com/adverb-rdma/adverb/blob/main/docs/memory.md) says which way the bytes go between processes of one host, and
-//! `adverb devices -v` shows the way of each region.
+//! [Memory within a host](https://github.com/adverb-rdma/adverb/blob/main/docs/memory.md) says which way the
+//! bytes go between processes of one host, and `adverb devices -v` shows the way of each region.

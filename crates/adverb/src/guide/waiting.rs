@@ -7,13 +7,13 @@
 //! | event loop | [`CompletionQueue::arm`](crate::CompletionQueue::arm), and a descriptor | as a sleep; one thread for many objects |
 //! | async | [`asynchronous`](crate::asynchronous) | as an event loop, which the runtime has |
 //!
-//! The engine's background thread takes in what arrives while the program does something else. So a program that does not poll loses nothing, and
-//! its peers write to its regions meanwhile.
+//! The engine's background thread takes in what arrives while the program does something else. So a program
+//! that does not poll loses nothing, and its peers write to its regions meanwhile.
 //!
 //! # Poll for a while, then sleep
 //!
-//! Most completions of a busy connection come soon. A thread that polls for some microseconds before it sleeps has the low latency of polls while there is
-//! work, and costs nothing while there is none:
+//! Most completions of a busy connection come soon. A thread that polls for some microseconds before it
+//! sleeps has the low latency of polls while there is work, and costs nothing while there is none:
 //!
 //! ```
 //! use adverb::{Completion, CompletionQueue};
@@ -61,8 +61,8 @@
 //! | [`Connection::end_descriptor`](crate::Connection::end_descriptor) | once the connection has ended | [`ended`](crate::Connection::ended) |
 //! | [`Context::event_descriptor`](crate::Context::event_descriptor) | while an event waits | [`next_event`](crate::Context::next_event) |
 //!
-//! Arm the queue first, and poll afterwards. A completion that came before the arming raises no event, and the poll finds it. The other way round,
-//! the loop would sleep through a completion between the two.
+//! Arm the queue first, and poll afterwards. A completion that came before the arming raises no event, and
+//! the poll finds it. The other way round, the loop would sleep through a completion between the two.
 //!
 //! ```
 //! use adverb::{Completion, CompletionQueue, Connection, WorkRequest};
@@ -98,10 +98,12 @@
 //! # }
 //! ```
 //!
-//! [`CompletionQueue::arm_solicited`](crate::CompletionQueue::arm_solicited) wakes the loop for failed requests, and for messages whose sender has asked for it
+//! [`CompletionQueue::arm_solicited`](crate::CompletionQueue::arm_solicited) wakes the loop for failed
+//! requests, and for messages whose sender has asked for it
 //! ([`WorkRequest::solicited`](crate::WorkRequest::solicited)).
 //!
 //! # Async programs
 //!
-//! [`AsyncEndpoint`](crate::asynchronous::AsyncEndpoint) has an example of a server and a client on tokio. A future may be dropped at any time:
-//! the page of [`asynchronous`](crate::asynchronous) says what happens to its request.
+//! [`AsyncEndpoint`](crate::asynchronous::AsyncEndpoint) has an example of a server and a client on tokio. A
+//! future may be dropped at any time: the page of [`asynchronous`](crate::asynchronous) says what happens to
+//! its request.

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 /// Bytes that are registered from the construction of this to its drop.
 ///
-/// Buffers, regions and requests in flight hold it by `Arc`. The last of them ends the registration, and only then are the bytes freed or given
-/// back. If one of them is leaked, the bytes stay registered, and mapped, for ever. So there is no order of drops in which the engine uses
-/// freed bytes.
+/// Buffers, regions and requests in flight hold it by `Arc`. The last of them ends the registration, and only
+/// then are the bytes freed or given back. If one of them is leaked, the bytes stay registered, and mapped,
+/// for ever. So there is no order of drops in which the engine uses freed bytes.
 pub(crate) struct Allocation {
     start: NonNull<u8>,
     length: usize,
@@ -30,8 +30,9 @@ enum Keeper {
     Program { region: Arc<region::MemoryRegion>, memory: Option<Box<dyn Any + Send>> },
 }
 
-// SAFETY: the bytes may be used from any thread: they lie in pages of the engine, or in memory that is `Send` by the bound of `StableMemory`, or by
-// the promise of `register_raw`. How they are accessed is up to `Buffer` (exclusively) and `MemoryRegion` (atomically).
+// SAFETY: the bytes may be used from any thread: they lie in pages of the engine, or in memory that is `Send`
+// by the bound of `StableMemory`, or by the promise of `register_raw`. How they are accessed is up to
+// `Buffer` (exclusively) and `MemoryRegion` (atomically).
 unsafe impl Send for Allocation {}
 // SAFETY: as above; a shared reference gives out addresses only, never the program's value in `keeper`.
 unsafe impl Sync for Allocation {}
@@ -55,11 +56,13 @@ impl Allocation {
         memory: M,
         access: Access,
     ) -> std::result::Result<Arc<Self>, (adverb_core::error::Error, M)> {
-        // In its final place before anybody takes its address: to move a box makes older pointers to its bytes stale.
+        // In its final place before anybody takes its address: to move a box makes older pointers to its
+        // bytes stale.
         let mut memory = Box::new(memory);
         let (start, length) = memory.bytes();
-        // SAFETY: the value is kept until the registration has ended, and `StableMemory` promises that its bytes stay where they are, readable and
-        // writable, as long as the value lives. Nobody has a reference to them: `Buffer` is the only way to one, and peers have no access to it.
+        // SAFETY: the value is kept until the registration has ended, and `StableMemory` promises that its
+        // bytes stay where they are, readable and writable, as long as the value lives. Nobody has a
+        // reference to them: `Buffer` is the only way to one, and peers have no access to it.
         match unsafe { Self::registered(domain, start, length, access) } {
             Ok(mut allocation) => {
                 if let Keeper::Program { memory: place, .. } = &mut allocation.keeper {
@@ -74,7 +77,8 @@ impl Allocation {
     /// Bytes that somebody else keeps.
     ///
     /// # Safety
-    /// The bytes stay mapped, readable and writable until this is dropped, and nobody has a Rust reference to them that these uses would break.
+    /// The bytes stay mapped, readable and writable until this is dropped, and nobody has a Rust reference to
+    /// them that these uses would break.
     pub(super) unsafe fn raw(
         domain: &ProtectionDomain,
         start: NonNull<u8>,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// Registered bytes of the program's own, which no peer can reach: use it as a `[u8]`.
 ///
-/// A request takes the buffer with it and its completion brings it back, so nobody can look at bytes that are being received or
-/// change bytes that are being sent.
+/// A request takes the buffer with it and its completion brings it back, so nobody can look at bytes that are
+/// being received or change bytes that are being sent.
 ///
 /// ```
 /// # fn main() -> adverb::Result<()> {
@@ -66,13 +66,15 @@ impl Buffer {
     /// Ends the registration, and gives back the memory that [`ProtectionDomain::register_buffer`] has taken.
     ///
     /// # Errors
-    /// The buffer again, if another part of it exists or is in flight ([`Buffer::split_off`]), or if the memory is not of the type `M`.
+    /// The buffer again, if another part of it exists or is in flight ([`Buffer::split_off`]), or if the
+    /// memory is not of the type `M`.
     pub fn deregister<M: ExclusiveMemory>(self) -> Result<M, Buffer> {
         let (start, length) = (self.start, self.length);
         self.allocation.give_back().map_err(|allocation| Buffer { allocation, start, length })
     }
 
-    /// The part of the buffer that a request is to send from or receive into. The completion brings the whole buffer back.
+    /// The part of the buffer that a request is to send from or receive into. The completion brings the whole
+    /// buffer back.
     ///
     /// ```
     /// use adverb::WorkRequest;
@@ -101,8 +103,9 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies inside the live allocation, whose bytes are initialised (pages are zero at first). Buffers of one allocation
-        // never overlap, no peer reaches it, and while a request refers to the range there is no `Buffer` of it: so nobody writes.
+        // SAFETY: the range lies inside the live allocation, whose bytes are initialised (pages are zero at
+        // first). Buffers of one allocation never overlap, no peer reaches it, and while a request refers to
+        // the range there is no `Buffer` of it: so nobody writes.
         unsafe { std::slice::from_raw_parts(self.allocation.start().as_ptr().add(self.start), self.length) }
     }
 }
@@ -122,7 +125,8 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it shares.
+/// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it
+/// shares.
 ///
 /// ```
 /// # fn main() -> adverb::Result<()> {

@@ -1,5 +1,5 @@
-//! Registered memory: [`Buffer`]s that the program owns alone, [`MemoryRegion`]s that peers reach, and [`RemoteMemory`], the token
-//! that names a peer's region.
+//! Registered memory: [`Buffer`]s that the program owns alone, [`MemoryRegion`]s that peers reach, and
+//! [`RemoteMemory`], the token that names a peer's region.
 
 mod allocation;
 mod buffer;
@@ -30,8 +30,8 @@ use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A protection domain: memory and queue pairs of one domain work together, those of two never do. A peer reaches a
-/// [`MemoryRegion`] only over queue pairs of the region's own domain. Cheap to clone, thread-safe.
+/// A protection domain: memory and queue pairs of one domain work together, those of two never do. A peer
+/// reaches a [`MemoryRegion`] only over queue pairs of the region's own domain. Cheap to clone, thread-safe.
 ///
 /// ```
 /// use adverb::{Context, QueuePairOptions, Rights};
@@ -79,8 +79,8 @@ impl ProtectionDomain {
 
     /// `length` bytes of registered memory, all zero, that no peer can reach.
     ///
-    /// Each call maps and registers whole pages: for many small buffers take one and divide it, with [`ProtectionDomain::buffers`]
-    /// or [`Buffer::split_off`].
+    /// Each call maps and registers whole pages: for many small buffers take one and divide it, with
+    /// [`ProtectionDomain::buffers`] or [`Buffer::split_off`].
     ///
     /// # Errors
     /// EINVAL for no bytes or more than the device's `max_mr_size`; ENOMEM when memory or keys have run out.
@@ -112,8 +112,8 @@ impl ProtectionDomain {
         Ok(buffers)
     }
 
-    /// `length` bytes of registered memory, all zero, that peers may use as `rights` says, from now until the last clone of the
-    /// region is dropped.
+    /// `length` bytes of registered memory, all zero, that peers may use as `rights` says, from now until the
+    /// last clone of the region is dropped.
     ///
     /// ```
     /// use adverb::Rights;
@@ -134,7 +134,8 @@ impl ProtectionDomain {
         MemoryRegion::new(self, length, rights)
     }
 
-    /// Registers memory of the program as a [`Buffer`], which no peer can reach. [`Buffer::deregister`] gives it back.
+    /// Registers memory of the program as a [`Buffer`], which no peer can reach. [`Buffer::deregister`] gives
+    /// it back.
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`]; the memory comes back in the error.
@@ -158,7 +159,8 @@ impl ProtectionDomain {
         allocation.map(Buffer::of).map_err(refused)
     }
 
-    /// Registers memory of the program as a [`MemoryRegion`], which peers may use as `rights` says. [`MemoryRegion::deregister`] gives it back.
+    /// Registers memory of the program as a [`MemoryRegion`], which peers may use as `rights` says.
+    /// [`MemoryRegion::deregister`] gives it back.
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`]; the memory comes back in the error.
@@ -194,9 +196,11 @@ impl ProtectionDomain {
     /// As [`ProtectionDomain::buffer`]; EFAULT for bytes that are not mapped.
     ///
     /// # Safety
-    /// Until the last clone of the region, and every request that uses a part of it, is gone, all of this holds:
+    /// Until the last clone of the region, and every request that uses a part of it, is gone, all of this
+    /// holds:
     ///
-    /// - The bytes stay mapped, initialised, readable and writable. A leaked clone ([`std::mem::forget`]) never goes.
+    /// - The bytes stay mapped, initialised, readable and writable. A leaked clone ([`std::mem::forget`])
+    ///   never goes.
     /// - No reference to the bytes exists in this program, other than to atomic words.
     /// - The program accesses them from other threads by atomic operations only.
     ///
@@ -232,7 +236,8 @@ impl ProtectionDomain {
     /// A queue pair that is ready for receives and to be connected.
     ///
     /// # Errors
-    /// EINVAL for sizes beyond the device's limits or queues of another context; ENOMEM when the device is full.
+    /// EINVAL for sizes beyond the device's limits or queues of another context; ENOMEM when the device is
+    /// full.
     pub fn queue_pair(&self, options: QueuePairOptions) -> Result<QueuePair> {
         let rights = options.rights;
         QueuePair::new(self, options, Service::Rc, |core| begin(core, rights))
@@ -246,7 +251,8 @@ impl ProtectionDomain {
         MemoryWindow::new(self)
     }
 
-    /// A queue of at least `max_receives` receives that several queue pairs share, each of at most `max_scatter` segments.
+    /// A queue of at least `max_receives` receives that several queue pairs share, each of at most
+    /// `max_scatter` segments.
     ///
     /// # Errors
     /// EINVAL for sizes beyond the device's limits; ENOMEM when the device is full.
@@ -298,7 +304,8 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, length: usize) -> (usize, 
     (start, end - start)
 }
 
-/// First byte and length of `range` in something of `length` bytes, as [`resolve`]. None where [`resolve`] panics.
+/// First byte and length of `range` in something of `length` bytes, as [`resolve`]. None where [`resolve`]
+/// panics.
 pub(crate) fn try_resolve(range: impl RangeBounds<usize>, length: usize) -> Option<(usize, usize)> {
     // The last byte that there could be has no byte behind it.
     if matches!(range.end_bound(), Bound::Included(&usize::MAX)) {

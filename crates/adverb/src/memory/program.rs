@@ -7,7 +7,8 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-/// A value with bytes that stay where they are: it can be registered as a [`MemoryRegion`](crate::MemoryRegion).
+/// A value with bytes that stay where they are: it can be registered as a
+/// [`MemoryRegion`](crate::MemoryRegion).
 ///
 /// ```
 /// use adverb::{Rights, StableMemory};
@@ -33,8 +34,9 @@ use std::ptr::NonNull;
 /// ```
 ///
 /// # Safety
-/// [`StableMemory::bytes`] always returns the same range. As long as the value lives, also while it is moved, the range stays mapped, initialised,
-/// readable and writable, and nothing in this program accesses it but through the registration.
+/// [`StableMemory::bytes`] always returns the same range. As long as the value lives, also while it is moved,
+/// the range stays mapped, initialised, readable and writable, and nothing in this program accesses it but
+/// through the registration.
 pub unsafe trait StableMemory: Send + 'static {
     /// The first byte, and how many there are.
     fn bytes(&mut self) -> (NonNull<u8>, usize);
@@ -46,7 +48,8 @@ pub unsafe trait StableMemory: Send + 'static {
 /// No other process and no other value of this program reads or writes the bytes.
 pub unsafe trait ExclusiveMemory: StableMemory {}
 
-// SAFETY: a vector's bytes lie on the heap, and only its own methods move them: nobody calls one meanwhile. The length counts, so all are initialised.
+// SAFETY: a vector's bytes lie on the heap, and only its own methods move them: nobody calls one meanwhile.
+// The length counts, so all are initialised.
 unsafe impl StableMemory for Vec<u8> {
     fn bytes(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(self.as_mut_slice()).cast(), self.len())
@@ -145,11 +148,12 @@ impl Mapping {
         Ok(Self(ProgramMapping::new(length, 4096, flags, None, &format!("mapping {length} bytes"))?))
     }
 
-    /// At least `length` bytes in huge pages of `2^log_size` bytes: 21 for 2 MiB, 30 for 1 GiB. The mapping has whole pages.
+    /// At least `length` bytes in huge pages of `2^log_size` bytes: 21 for 2 MiB, 30 for 1 GiB. The mapping
+    /// has whole pages.
     ///
     /// # Errors
-    /// EINVAL for a size that the machine does not have; ENOMEM when too few such pages are reserved. The administrator reserves them with
-    /// `sysctl vm.nr_hugepages=N`.
+    /// EINVAL for a size that the machine does not have; ENOMEM when too few such pages are reserved. The
+    /// administrator reserves them with `sysctl vm.nr_hugepages=N`.
     ///
     /// ```
     /// # fn main() -> adverb::Result<()> {
@@ -180,7 +184,8 @@ impl Deref for Mapping {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the pages are mapped and initialised (zero at first), and belong to this value alone: it is borrowed.
+        // SAFETY: the pages are mapped and initialised (zero at first), and belong to this value alone: it is
+        // borrowed.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.length) }
     }
 }
@@ -192,7 +197,8 @@ impl DerefMut for Mapping {
     }
 }
 
-// SAFETY: the pages are mapped until the value is dropped, wherever it is, and nobody accesses them but by the value.
+// SAFETY: the pages are mapped until the value is dropped, wherever it is, and nobody accesses them but by
+// the value.
 unsafe impl StableMemory for Mapping {
     fn bytes(&mut self) -> (NonNull<u8>, usize) {
         (self.0.start, self.0.length)
@@ -208,11 +214,12 @@ impl fmt::Debug for Mapping {
     }
 }
 
-/// Bytes of a file, mapped to be registered as a [`MemoryRegion`](crate::MemoryRegion). Other processes may change the file, so there is no `&[u8]` of
-/// them: [`MemoryRegion::read`](crate::MemoryRegion::read) copies them.
+/// Bytes of a file, mapped to be registered as a [`MemoryRegion`](crate::MemoryRegion). Other processes may
+/// change the file, so there is no `&[u8]` of them: [`MemoryRegion::read`](crate::MemoryRegion::read) copies
+/// them.
 ///
-/// As with every mapping, the kernel raises SIGBUS in a program that reads bytes of a file that has become shorter. A request that needs such bytes
-/// fails instead.
+/// As with every mapping, the kernel raises SIGBUS in a program that reads bytes of a file that has become
+/// shorter. A request that needs such bytes fails instead.
 ///
 /// ```
 /// use adverb::{FileMapping, Rights};
@@ -231,16 +238,18 @@ impl fmt::Debug for Mapping {
 pub struct FileMapping(ProgramMapping);
 
 impl FileMapping {
-    /// `length` bytes of `file` from `offset` on. Changes go to the file. It must be open for reading and writing.
+    /// `length` bytes of `file` from `offset` on. Changes go to the file. It must be open for reading and
+    /// writing.
     ///
     /// # Errors
-    /// EINVAL for an offset that is no multiple of the page size, for no bytes, and for bytes behind the end of the file. EACCES for a file that is
-    /// not open for both. ENOMEM when memory has run out.
+    /// EINVAL for an offset that is no multiple of the page size, for no bytes, and for bytes behind the end
+    /// of the file. EACCES for a file that is not open for both. ENOMEM when memory has run out.
     pub fn shared(file: &File, offset: u64, length: usize) -> crate::Result<Self> {
         Self::new(file, offset, length, libc::MAP_SHARED)
     }
 
-    /// `length` bytes of `file` from `offset` on. Changes stay in this process, so the file may be open for reading alone.
+    /// `length` bytes of `file` from `offset` on. Changes stay in this process, so the file may be open for
+    /// reading alone.
     ///
     /// # Errors
     /// As [`FileMapping::shared`].
@@ -262,8 +271,8 @@ impl FileMapping {
     }
 }
 
-// SAFETY: the pages are mapped for reads and writes until the value is dropped, wherever it is. They are initialised: bytes of a file. The value gives
-// nobody access.
+// SAFETY: the pages are mapped for reads and writes until the value is dropped, wherever it is. They are
+// initialised: bytes of a file. The value gives nobody access.
 unsafe impl StableMemory for FileMapping {
     fn bytes(&mut self) -> (NonNull<u8>, usize) {
         (self.0.start, self.0.length)

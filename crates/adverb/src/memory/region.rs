@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 bitflags! {
-    /// The rights of peers: with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request must be permitted by both.
+    /// The rights of peers: with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request
+    /// must be permitted by both.
     ///
     /// ```
     /// use adverb::Rights;
@@ -28,7 +29,8 @@ bitflags! {
         const ATOMIC = 1 << 2;
         /// Flushes ([`WorkRequest::flush`](crate::WorkRequest::flush)).
         const FLUSH = 1 << 3;
-        /// Memory windows may open parts of the region ([`MemoryWindow`](crate::MemoryWindow)). A right of this program, not of peers.
+        /// Memory windows may open parts of the region ([`MemoryWindow`](crate::MemoryWindow)). A right of
+        /// this program, not of peers.
         const BIND = 1 << 4;
     }
 }
@@ -45,12 +47,14 @@ impl Rights {
     }
 }
 
-/// Registered bytes that peers may read, write or update at any moment, as far as its [`Rights`] go, without this program taking
-/// part. Clones are the same region; peers are refused from the moment when the last clone is dropped.
+/// Registered bytes that peers may read, write or update at any moment, as far as its [`Rights`] go, without
+/// this program taking part. Clones are the same region; peers are refused from the moment when the last
+/// clone is dropped.
 ///
-/// Since the bytes may change under the program's eyes there is no `&[u8]` of them: they are copied in and out, or accessed as
-/// atomic words. The last word of a message that a peer writes becomes visible last, and everything of an earlier message becomes visible
-/// before anything of a later one. So a program that sees the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
+/// Since the bytes may change under the program's eyes there is no `&[u8]` of them: they are copied in and
+/// out, or accessed as atomic words. The last word of a message that a peer writes becomes visible last, and
+/// everything of an earlier message becomes visible before anything of a later one. So a program that sees
+/// the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
 ///
 /// ```
 /// use adverb::Rights;
@@ -85,7 +89,8 @@ impl MemoryRegion {
         Self { allocation, rights }
     }
 
-    /// Ends the registration, and gives back the memory that [`ProtectionDomain::register`] has taken. From then on peers are refused.
+    /// Ends the registration, and gives back the memory that [`ProtectionDomain::register`] has taken. From
+    /// then on peers are refused.
     ///
     /// ```
     /// use adverb::Rights;
@@ -103,13 +108,15 @@ impl MemoryRegion {
     /// ```
     ///
     /// # Errors
-    /// The region again, if there is another clone, if a request in flight uses a part of it, or if the memory is not of the type `M`.
+    /// The region again, if there is another clone, if a request in flight uses a part of it, or if the
+    /// memory is not of the type `M`.
     pub fn deregister<M: StableMemory>(self) -> Result<M, MemoryRegion> {
         let rights = self.rights;
         self.allocation.give_back().map_err(|allocation| MemoryRegion { allocation, rights })
     }
 
-    /// Changes the rights of peers; the key stays (`ibv_rereg_mr`). When it returns, no peer has the old rights any more.
+    /// Changes the rights of peers; the key stays (`ibv_rereg_mr`). When it returns, no peer has the old
+    /// rights any more.
     ///
     /// ```
     /// use adverb::Rights;
@@ -125,8 +132,9 @@ impl MemoryRegion {
     /// ```
     ///
     /// # Errors
-    /// EBUSY while another clone exists, a request in flight uses a part, or windows are bound. EOPNOTSUPP for memory of this crate: only memory of
-    /// the program can be changed. The region comes back in the error.
+    /// EBUSY while another clone exists, a request in flight uses a part, or windows are bound. EOPNOTSUPP
+    /// for memory of this crate: only memory of the program can be changed. The region comes back in the
+    /// error.
     pub fn reregister(self, rights: Rights) -> Result<MemoryRegion, NotRegistered<MemoryRegion>> {
         let before = self.rights;
         match self.allocation.change(Access::LOCAL_WRITE | rights.access()) {
@@ -193,10 +201,11 @@ impl MemoryRegion {
         Segment::of_region(&self.allocation, start, length)
     }
 
-    /// The bytes as atomic words of 8, in the machine's byte order; the last word may have bytes past [`MemoryRegion::len`].
+    /// The bytes as atomic words of 8, in the machine's byte order; the last word may have bytes past
+    /// [`MemoryRegion::len`].
     ///
-    /// Of memory that the program has registered itself, only whole words count. There are none if that memory does not begin at a multiple of 8:
-    /// then use [`MemoryRegion::word`].
+    /// Of memory that the program has registered itself, only whole words count. There are none if that
+    /// memory does not begin at a multiple of 8: then use [`MemoryRegion::word`].
     ///
     /// ```
     /// use adverb::Rights;
@@ -221,13 +230,14 @@ impl MemoryRegion {
         if count == 0 {
             return &[];
         }
-        // SAFETY: the bytes are live as long as `self`, initialised and aligned; pages are mapped up to a multiple of 8. Nothing in this program
-        // accesses them but by these atomic words; the engine's copies are not Rust accesses.
+        // SAFETY: the bytes are live as long as `self`, initialised and aligned; pages are mapped up to a
+        // multiple of 8. Nothing in this program accesses them but by these atomic words; the engine's copies
+        // are not Rust accesses.
         unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), count) }
     }
 
-    /// The 8 bytes from `offset` on as an atomic word, in the machine's byte order. None if they pass the end, or if their address is no multiple
-    /// of 8.
+    /// The 8 bytes from `offset` on as an atomic word, in the machine's byte order. None if they pass the
+    /// end, or if their address is no multiple of 8.
     ///
     /// ```
     /// use adverb::Rights;
@@ -247,12 +257,13 @@ impl MemoryRegion {
         // SAFETY: the address lies within the live allocation.
         let place = inside.then(|| unsafe { self.allocation.start().as_ptr().add(offset) });
         let place = place.filter(|place| place.addr().is_multiple_of(8))?;
-        // SAFETY: eight live, initialised, aligned bytes, which nothing in this program accesses but by atomic words.
+        // SAFETY: eight live, initialised, aligned bytes, which nothing in this program accesses but by
+        // atomic words.
         Some(unsafe { &*place.cast::<AtomicU64>() })
     }
 
-    /// Where the parts of a range begin that are accessed together: an aligned word of 8, or a part of one. `part` gets the offset and the
-    /// number of bytes of each.
+    /// Where the parts of a range begin that are accessed together: an aligned word of 8, or a part of one.
+    /// `part` gets the offset and the number of bytes of each.
     fn parts(&self, offset: usize, length: usize, mut part: impl FnMut(usize, usize)) {
         let start = self.allocation.start().as_ptr().addr();
         let end = offset + length;
@@ -264,8 +275,8 @@ impl MemoryRegion {
         }
     }
 
-    /// The word around the byte at `offset`, and which byte of the word that is. None if bytes of the word are not the region's: these may be
-    /// somebody else's.
+    /// The word around the byte at `offset`, and which byte of the word that is. None if bytes of the word
+    /// are not the region's: these may be somebody else's.
     fn word_around(&self, offset: usize) -> Option<(&AtomicU64, usize)> {
         let start = self.allocation.start().as_ptr();
         let inside = (start.addr() + offset) % 8;
@@ -279,13 +290,13 @@ impl MemoryRegion {
     /// One byte of a word that is not the region's alone.
     fn byte(&self, offset: usize) -> &AtomicU8 {
         assert!(offset < self.len());
-        // SAFETY: a live, initialised byte. Whether a byte belongs to a whole word of the region never changes, so all accesses of this program to
-        // this one are of a byte.
+        // SAFETY: a live, initialised byte. Whether a byte belongs to a whole word of the region never
+        // changes, so all accesses of this program to this one are of a byte.
         unsafe { AtomicU8::from_ptr(self.allocation.start().as_ptr().add(offset)) }
     }
 
-    /// Copies the bytes from `offset` on into `target`. A peer that writes meanwhile may be seen half way, never within an aligned
-    /// word of 8.
+    /// Copies the bytes from `offset` on into `target`. A peer that writes meanwhile may be seen half way,
+    /// never within an aligned word of 8.
     ///
     /// ```
     /// use adverb::Rights;
@@ -321,8 +332,8 @@ impl MemoryRegion {
         });
     }
 
-    /// Copies `source` to the bytes from `offset` on, in ascending order. Nothing beside them is touched, even if a peer changes
-    /// their neighbours meanwhile.
+    /// Copies `source` to the bytes from `offset` on, in ascending order. Nothing beside them is touched,
+    /// even if a peer changes their neighbours meanwhile.
     ///
     /// # Panics
     /// If the range passes the end.

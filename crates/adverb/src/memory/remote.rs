@@ -4,10 +4,12 @@ use super::try_resolve;
 use std::fmt;
 use std::ops::RangeBounds;
 
-/// Bytes of a peer: address, length and key of a [`MemoryRegion`](crate::MemoryRegion) there, or of a part of one.
+/// Bytes of a peer: address, length and key of a [`MemoryRegion`](crate::MemoryRegion) there, or of a part of
+/// one.
 ///
-/// The peer's engine checks every request against what it has registered, so a token that is wrong, or that was made up, gives access
-/// to nothing. It travels as [`RemoteMemory::to_bytes`], for instance in the private data of the connection or in a message.
+/// The peer's engine checks every request against what it has registered, so a token that is wrong, or that
+/// was made up, gives access to nothing. It travels as [`RemoteMemory::to_bytes`], for instance in the
+/// private data of the connection or in a message.
 ///
 /// ```
 /// use adverb::{RemoteMemory, Rights};
@@ -74,9 +76,8 @@ impl RemoteMemory {
         self.key
     }
 
-    /// A part of the memory; none if the range passes the end, as it may where the token came from a peer. A request that goes through the part
-    /// is bounded
-    /// by it.
+    /// A part of the memory; none if the range passes the end, as it may where the token came from a peer. A
+    /// request that goes through the part is bounded by it.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let (start, length) = try_resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX))?;
         Some(Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key })
@@ -93,8 +94,8 @@ impl RemoteMemory {
 
     /// The token that begins `bytes`; none if there are too few.
     ///
-    /// Some transports append zeros to private data. There, a peer that sent none seems to have sent a token of no bytes:
-    /// [`RemoteMemory::slice`] then returns none.
+    /// Some transports append zeros to private data. There, a peer that sent none seems to have sent a token
+    /// of no bytes: [`RemoteMemory::slice`] then returns none.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (address, rest) = bytes.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;

@@ -7,8 +7,8 @@ use std::fmt;
 
 /// The local bytes of a request: one [`Segment`] or several, used in their order.
 ///
-/// Every function that takes `impl Into<Segments>` takes a [`Buffer`], a [`Segment`], a reference to a [`MemoryRegion`], or an array or vector of
-/// segments or buffers. One of them costs no allocation.
+/// Every function that takes `impl Into<Segments>` takes a [`Buffer`], a [`Segment`], a reference to a
+/// [`MemoryRegion`], or an array or vector of segments or buffers. One of them costs no allocation.
 ///
 /// ```
 /// use adverb::Segments;
@@ -28,7 +28,8 @@ enum SegmentList {
     Many(Vec<Segment>),
 }
 
-/// The elements of a request, copied: so the request's memory can change its owner before the request is posted.
+/// The elements of a request, copied: so the request's memory can change its owner before the request is
+/// posted.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lies on the stack for the time of a post, and an allocation would cost more"

@@ -9,10 +9,12 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A memory window of type 2: it opens a part of a [`MemoryRegion`] to the peer of one connection, which is quicker than a registration.
+/// A memory window of type 2: it opens a part of a [`MemoryRegion`] to the peer of one connection, which is
+/// quicker than a registration.
 ///
-/// [`MemoryWindow::bind`] makes the request that opens it. [`WorkRequest::take_back`] closes it, or a peer that gives it up
-/// ([`WorkRequest::invalidate`]). The region needs [`Rights::BIND`], and peers need no other right of it.
+/// [`MemoryWindow::bind`] makes the request that opens it. [`WorkRequest::take_back`] closes it, or a peer
+/// that gives it up ([`WorkRequest::invalidate`]). The region needs [`Rights::BIND`], and peers need no other
+/// right of it.
 ///
 /// ```
 /// use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
@@ -62,7 +64,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// ```
 pub struct MemoryWindow {
     core: Arc<region::MemoryWindow>,
-    /// The key of the last bind. Its lowest 8 bits are another number each time, so an old token opens nothing.
+    /// The key of the last bind. Its lowest 8 bits are another number each time, so an old token opens
+    /// nothing.
     key: AtomicU32,
 }
 
@@ -83,8 +86,9 @@ impl MemoryWindow {
         RemoteMemory::new(0, 0, self.key.load(Ordering::Acquire))
     }
 
-    /// A request that opens `range` of `region` to the peer of the connection that it is posted on, as `rights` say; and the token for the peer.
-    /// The token opens nothing before the request is complete. A window that is open must be taken back first: otherwise the request fails
+    /// A request that opens `range` of `region` to the peer of the connection that it is posted on, as
+    /// `rights` say; and the token for the peer. The token opens nothing before the request is complete. A
+    /// window that is open must be taken back first: otherwise the request fails
     /// ([`Status::WindowBind`](crate::Status::WindowBind)).
     ///
     /// # Panics

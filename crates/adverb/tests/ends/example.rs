@@ -1,5 +1,5 @@
-// Two ends of a connection, for examples of the documentation: a hidden line includes this file, among items of the example's own. These may have
-// names of this module.
+// Two ends of a connection, for examples of the documentation: a hidden line includes this file, among items
+// of the example's own. These may have names of this module.
 
 use pair::*;
 
@@ -40,7 +40,8 @@ mod pair {
         connected(client, server, b"")
     }
 
-    /// A client and a server as `ends` has them. The server offers a region of 4096 bytes with these rights, and the client has its token.
+    /// A client and a server as `ends` has them. The server offers a region of 4096 bytes with these rights,
+    /// and the client has its token.
     pub fn ends_with_region(
         rights: adverb::Rights,
     ) -> adverb::Result<(adverb::Connection, adverb::Connection, adverb::MemoryRegion, adverb::RemoteMemory)>

@@ -1,4 +1,5 @@
-// Two async ends of a connection, for examples of the documentation: a hidden line includes this file, among items of the example's own.
+// Two async ends of a connection, for examples of the documentation: a hidden line includes this file, among
+// items of the example's own.
 
 type Ends = (adverb::asynchronous::AsyncConnection, adverb::asynchronous::AsyncConnection);
 

@@ -97,7 +97,8 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// Sizes of streams.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const BLOCK: usize = 64 << 10;
-/// The most allocations on a message's path: none. What happens now and then may allocate, such as a timer for a message that is before its receive.
+/// The most allocations on a message's path: none. What happens now and then may allocate, such as a timer
+/// for a message that is before its receive.
 const ALLOCATIONS: Target = Target::AtMost(0.001);
 /// Sizes of a sweep, and of a quick one.
 const SWEEP: [usize; 9] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -149,7 +150,8 @@ impl Effort {
     }
 }
 
-/// What to say of a machine that has more to do than it has processors, by its file `/proc/loadavg`. Judging by targets makes no sense there.
+/// What to say of a machine that has more to do than it has processors, by its file `/proc/loadavg`. Judging
+/// by targets makes no sense there.
 fn busy(loadavg: &str, processors: i64) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     (load > processors as f64).then(|| {
@@ -186,7 +188,8 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         settle(&devices);
         return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
     }
-    // SAFETY: asks for a number. All of the machine, as the load average is, whatever part of it this process may use.
+    // SAFETY: asks for a number. All of the machine, as the load average is, whatever part of it this process
+    // may use.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     let busy = busy(&std::fs::read_to_string("/proc/loadavg").unwrap_or_default(), processors);
     if let Some(hint) = &busy {
@@ -254,7 +257,8 @@ fn settle(devices: &[&str]) {
     }
 }
 
-/// A few numbers of the way that programs of one host take, then what has a target. Also what could not be measured, and why.
+/// A few numbers of the way that programs of one host take, then what has a target. Also what could not be
+/// measured, and why.
 fn targets(devices: &[&str], args: &Args) -> Result<(Vec<Section>, Vec<String>), String> {
     settle(devices);
     let effort = &Effort::new(args);

@@ -1,4 +1,5 @@
-//! Where RoCE is measured: two network namespaces and a cable (veth) between them, made without privileges where the system allows it.
+//! Where RoCE is measured: two network namespaces and a cable (veth) between them, made without privileges
+//! where the system allows it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::CommandExt;
@@ -62,8 +63,9 @@ pub(super) fn single_datagrams(single: bool) -> Result<(), String> {
 
 /// Loses each datagram that comes into this namespace with a probability of 1 %.
 ///
-/// A classic packet filter draws a random number, and what it picks goes to an interface at which nobody listens. That happens behind the
-/// cable, where nothing is a train any more; netem in front of it would lose whole trains.
+/// A classic packet filter draws a random number, and what it picks goes to an interface at which nobody
+/// listens. That happens behind the cable, where nothing is a train any more; netem in front of it would lose
+/// whole trains.
 pub(super) fn lose(losing: bool) -> Result<(), String> {
     // There may be none yet.
     let _ = run(&mut tc("qdisc del dev cable ingress"));

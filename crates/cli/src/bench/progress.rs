@@ -1,4 +1,5 @@
-//! Says how far a run has come: one line that changes where somebody watches a terminal, a line now and then elsewhere.
+//! Says how far a run has come: one line that changes where somebody watches a terminal, a line now and then
+//! elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::time::Instant;

@@ -294,7 +294,8 @@ pub(super) struct Document {
     pub(super) rounds: u16,
     /// Too short to be more than rough numbers.
     pub(super) quick: bool,
-    /// A sentence, on a busy machine: it had too much else to do for figures to mean much. Targets are not judged then.
+    /// A sentence, on a busy machine: it had too much else to do for figures to mean much. Targets are not
+    /// judged then.
     pub(super) busy: Option<String>,
     /// What should be there and is not, and why, in sentences.
     pub(super) missing: Vec<String>,

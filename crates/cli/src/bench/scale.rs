@@ -12,7 +12,8 @@ use std::time::Instant;
 const DEPTH: u32 = 16;
 /// Threads that make connections at once.
 const THREADS: usize = 16;
-/// Bytes that a receive buffer gets on request where nobody has changed the distribution's limit (net.core.rmem_max).
+/// Bytes that a receive buffer gets on request where nobody has changed the distribution's limit
+/// (net.core.rmem_max).
 const SMALL: i32 = 212_992;
 /// What the engine asks for.
 const LARGE: i32 = 4 << 20;
@@ -45,7 +46,8 @@ impl Session {
         Ok(rate)
     }
 
-    /// Makes so many connections of small queue pairs: how many a second, and the resident memory of each end.
+    /// Makes so many connections of small queue pairs: how many a second, and the resident memory of each
+    /// end.
     pub(super) fn connections(&mut self, count: usize) -> Result<(f64, f64), String> {
         self.connect_many(THREADS * 4)?;
         self.connect_many(count)
@@ -135,7 +137,8 @@ fn resident() -> Result<f64, String> {
     Ok(pages.ok_or("/proc/self/statm is not as it should be")? * page as f64)
 }
 
-/// Gives all UDP sockets of this process the receive buffer of an ordinary user with the distribution's settings, or what they had.
+/// Gives all UDP sockets of this process the receive buffer of an ordinary user with the distribution's
+/// settings, or what they had.
 pub(super) fn use_small_sockets(small: bool) -> std::io::Result<()> {
     let room = if small { SMALL } else { LARGE };
     let length = size_of::<i32>() as libc::socklen_t;

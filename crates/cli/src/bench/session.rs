@@ -56,7 +56,8 @@ impl Session {
 
     /// Starts a target on a device, as [`Session::start`], for messages of the shape `shape`.
     pub(super) fn start_as(shape: Shape, device: &str, place: Place, checksum: bool) -> Result<Self, String> {
-        // What is started runs where its starter may: a target that is to keep apart from this thread needs all of the processors.
+        // What is started runs where its starter may: a target that is to keep apart from this thread needs
+        // all of the processors.
         processors::keep(None);
         let crc = if checksum { "on" } else { "off" };
         let environment = [("ADVERB_DEVICE", device), ("ADVERB_CRC", crc)];

@@ -14,7 +14,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What the other process is told to do. While it has nothing to do it sleeps in a read of its standard input.
+/// What the other process is told to do. While it has nothing to do it sleeps in a read of its standard
+/// input.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Go into a network namespace of its own.
@@ -29,7 +30,8 @@ pub(super) enum Order {
     Accept(Shape),
     /// Take one for nothing but to be there.
     AcceptIdle,
-    /// Take so many of small queue pairs on one completion queue; the first time, also make what they have in common.
+    /// Take so many of small queue pairs on one completion queue; the first time, also make what they have in
+    /// common.
     AcceptBare(usize),
     /// Say what this process has that is scarce.
     SayHoldings,
@@ -75,7 +77,8 @@ pub(super) enum Order {
     AcceptSender,
     /// Forget those.
     DropSenders,
-    /// Do with socket buffers of the size that an ordinary user gets where nobody has changed it, or with larger ones.
+    /// Do with socket buffers of the size that an ordinary user gets where nobody has changed it, or with
+    /// larger ones.
     UseSmallSockets(bool),
     /// Open the device, and connect to this address as one of many senders.
     Join(String, SocketAddr),

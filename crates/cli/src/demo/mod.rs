@@ -1,4 +1,5 @@
-//! `adverb demo`: two processes that do everything that RDMA can do, check every byte, and are refused what they may not do.
+//! `adverb demo`: two processes that do everything that RDMA can do, check every byte, and are refused what
+//! they may not do.
 
 mod operation;
 mod peer;

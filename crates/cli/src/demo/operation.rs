@@ -1,5 +1,6 @@
-//! What the demonstration does, operation by operation. Each has an active side, which posts the requests, and a passive side, whose
-//! memory or receives they meet; both run at the same time, and both check every byte that they can see.
+//! What the demonstration does, operation by operation. Each has an active side, which posts the requests,
+//! and a passive side, whose memory or receives they meet; both run at the same time, and both check every
+//! byte that they can see.
 
 use crate::pair::link::{Link, MESSAGE, RECEIVES, Stream, WORDS, Waiting, poll_until};
 use crate::pair::pattern::{self, check};
@@ -87,7 +88,8 @@ const LONGEST: usize = 1 << 20;
 /// Messages in flight, at most.
 const WINDOW: usize = RECEIVES / 2;
 
-/// How often is done what is timed: the same for both sides. A slow machine (an emulated one, say) has no time for as much as others.
+/// How often is done what is timed: the same for both sides. A slow machine (an emulated one, say) has no
+/// time for as much as others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Effort(usize);
 
@@ -114,7 +116,8 @@ impl Effort {
         self.0
     }
 
-    /// Blocks of 64 KiB that are timed: a whole number of half windows, and enough for all that the other side offers.
+    /// Blocks of 64 KiB that are timed: a whole number of half windows, and enough for all that the other
+    /// side offers.
     fn blocks(self) -> usize {
         RECEIVES.max(self.0 * WINDOW / 2)
     }

@@ -49,7 +49,8 @@ fn misshapen<T>(at: usize, why: impl AsRef<str>) -> Result<T, Wrong> {
 /// Keys of the file.
 const OF_FILE: [&str; 3] = ["seed", "rules", "fault"];
 
-/// Keys of a fault with texts that work. Those between the first and the last one are options of its rule, in the order in which they stand in one.
+/// Keys of a fault with texts that work. Those between the first and the last one are options of its rule, in
+/// the order in which they stand in one.
 const OF_FAULT: [(&str, &str); 8] = [
     ("rule", "\"wire:loss\""),
     ("opcode", "\"SEND\""),

@@ -94,7 +94,8 @@ impl<C, R> Drop for Child<C, R> {
     }
 }
 
-/// The other end: carries out the orders that come in on standard input until it closes, and ends the process after `limit`.
+/// The other end: carries out the orders that come in on standard input until it closes, and ends the process
+/// after `limit`.
 pub(crate) fn serve<C: DeserializeOwned, R: Serialize>(
     limit: Duration,
     mut carry_out: impl FnMut(C) -> Result<R, String>,

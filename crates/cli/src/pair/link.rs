@@ -1,5 +1,5 @@
-//! One end of a connection as the peers of a test use it: memory for the other side, memory of its own, and short messages in
-//! between.
+//! One end of a connection as the peers of a test use it: memory for the other side, memory of its own, and
+//! short messages in between.
 
 use adverb::{
     Completion, CompletionQueue, Connection, Context, Listener, MemoryRegion, ProtectionDomain, QueuePair,
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 pub(crate) const MESSAGE: usize = 64 << 10;
 /// Receives that are kept posted.
 pub(crate) const RECEIVES: usize = 64;
-/// Bytes that the other side may use as it likes, in blocks of [`MESSAGE`], and behind them a page of single words.
+/// Bytes that the other side may use as it likes, in blocks of [`MESSAGE`], and behind them a page of single
+/// words.
 pub(crate) const SHARED: usize = RECEIVES * MESSAGE;
 /// Where the words begin.
 pub(crate) const WORDS: usize = SHARED;
@@ -94,7 +95,8 @@ impl Link {
         Self::connect_as(Shape::USUAL, context, address)
     }
 
-    /// Connects to the peer that listens at `address`, for messages of the shape `shape`. The peer must use the same shape.
+    /// Connects to the peer that listens at `address`, for messages of the shape `shape`. The peer must use
+    /// the same shape.
     pub(crate) fn connect_as(shape: Shape, context: &Context, address: SocketAddr) -> Result<Link, String> {
         let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let token = shared.remote().to_bytes();
@@ -177,7 +179,8 @@ impl Link {
         posted.map_err(|rejected| format!("posting a receive: {rejected}"))
     }
 
-    /// Takes the completions of a ping-pong of writes that are left, on both sides: what is posted after a request completes after it.
+    /// Takes the completions of a ping-pong of writes that are left, on both sides: what is posted after a
+    /// request completes after it.
     pub(crate) fn settle(&self) -> Result<(), String> {
         const LAST: u64 = u64::MAX;
         self.post(WorkRequest::send(b"settled").id(LAST))?;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Rows of cells; the first row is the heading. Columns of which every cell below the heading begins with a digit or is empty
-/// stand right.
+/// Rows of cells; the first row is the heading. Columns of which every cell below the heading begins with a
+/// digit or is empty stand right.
 pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {

@@ -1,4 +1,5 @@
-//! `rdma statistic` and `rdma resource` (rdma-statistic(8), rdma-resource(8)): what processes of this user do on our devices, as they say it ([`adverb_core::inspect`]).
+//! `rdma statistic` and `rdma resource` (rdma-statistic(8), rdma-resource(8)): what processes of this user do
+//! on our devices, as they say it ([`adverb_core::inspect`]).
 
 use super::{About, Description};
 use crate::environment;

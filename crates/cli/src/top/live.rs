@@ -40,7 +40,8 @@ struct View {
     uses: Vec<Use>,
 }
 
-/// Shows what runs until the user ends it, or the terminal is gone. The terminal is then as it was, also where a signal ends the process.
+/// Shows what runs until the user ends it, or the terminal is gone. The terminal is then as it was, also
+/// where a signal ends the process.
 pub(super) fn show(interval: Duration, choice: Choice) -> io::Result<()> {
     let ends = Ends::watch()?;
     let mut terminal = ratatui::try_init()?;
@@ -78,7 +79,8 @@ impl Ends {
             }
             let _last = writing.lock();
             let _ = ratatui::try_restore();
-            // SAFETY: the default action is no function of ours; the signal comes to this thread, and ends the process.
+            // SAFETY: the default action is no function of ours; the signal comes to this thread, and ends
+            // the process.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());

@@ -16,7 +16,8 @@ use table::{Choice, Order};
 
 /// Watch the programs that use devices: rates, queue pairs and their states, full queues, retries, errors
 ///
-/// Keys: o, i, s, r, n and p sort by bytes out, bytes in, full send queues, retries, name and process. / filters. t shows or hides the queue pairs. Space holds the view. q or Ctrl-C ends it.
+/// Keys: o, i, s, r, n and p sort by bytes out, bytes in, full send queues, retries, name and process. /
+/// filters. t shows or hides the queue pairs. Space holds the view. q or Ctrl-C ends it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -1,4 +1,5 @@
-//! What running programs do: their counters, and their objects as they answer ([`adverb_core::inspect`]). Rates come from two looks.
+//! What running programs do: their counters, and their objects as they answer ([`adverb_core::inspect`]).
+//! Rates come from two looks.
 
 use adverb_core::counters::{self, Counters, Looker};
 use adverb_core::inspect::{self, Kind, Object, Objects};
@@ -14,7 +15,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Looks at the processes that this user may look at. `patience`: how long they may take to answer, all together.
+    /// Looks at the processes that this user may look at. `patience`: how long they may take to answer, all
+    /// together.
     pub(super) fn take(looker: &mut Looker, patience: Duration) -> Self {
         let processes = looker.look();
         let asked = processes.iter().filter(|process| !process.elsewhere && !inspect::is_stopped(process.id));
@@ -30,7 +32,8 @@ impl Sample {
         process.devices.iter().find(|(name, _)| name == device).map(|(_, counters)| counters)
     }
 
-    /// The objects of a kind by process, device and number: processes have many, and a hostile one as many as an answer has room for.
+    /// The objects of a kind by process, device and number: processes have many, and a hostile one as many as
+    /// an answer has room for.
     fn by_number(&self, kind: Kind) -> HashMap<(u32, &str, u64), &Object> {
         let all = self.objects.iter().flat_map(|(id, objects)| objects.all.iter().map(move |one| (*id, one)));
         all.filter(|(_, object)| object.kind == kind)

@@ -1,6 +1,7 @@
 //! `adverb trace merge`: several files become one, with one clock.
 //!
-//! What is kept of each line is where it stands and its time; the lines are parsed one by one, when they are written.
+//! What is kept of each line is where it stands and its time; the lines are parsed one by one, when they are
+//! written.
 
 use super::source::{Clock, Source};
 use adverb_watch::setting::Format;
@@ -21,7 +22,8 @@ pub(super) struct MergedTrace {
     order: Vec<(f64, u32, u32)>,
 }
 
-/// Puts files of one format together, in the order of their times, which count from the first of their starts.
+/// Puts files of one format together, in the order of their times, which count from the first of their
+/// starts.
 ///
 /// # Errors
 /// What does not go together.
@@ -43,8 +45,8 @@ pub(super) fn merge(sources: Vec<Source>) -> Result<MergedTrace, String> {
             sources.len()
         ));
     }
-    // The clock of the machine is exact. Those of several machines are as near as their times of day. Where a system does not say which start of it this is,
-    // nobody knows whether two clocks are one.
+    // The clock of the machine is exact. Those of several machines are as near as their times of day. Where a
+    // system does not say which start of it this is, nobody knows whether two clocks are one.
     let boot = &clocks[0].boot;
     let is_one_machine =
         sources.len() == 1 || boot != "unknown" && clocks.iter().all(|clock| clock.boot == *boot);

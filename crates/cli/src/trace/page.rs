@@ -233,7 +233,8 @@ struct Arrow<'a> {
 }
 
 fn arrows(trace: &Trace) -> Vec<Arrow<'_>> {
-    // Of each queue pair the receives that are done, in their order: messages take them in the order in which they were sent.
+    // Of each queue pair the receives that are done, in their order: messages take them in the order in which
+    // they were sent.
     let mut received: BTreeMap<Queue, Vec<&Request>> = BTreeMap::new();
     for request in trace.requests.iter().filter(|one| one.is_receive() && one.done.is_some()) {
         received.entry((request.pid, request.pair.clone())).or_default().push(request);
@@ -284,7 +285,8 @@ fn sequence(body: &mut String, trace: &Trace) {
         let _ = writeln!(body, "<p class=\"note\">{why}</p>");
         return;
     }
-    // Each instant has a line of its own: what is close together is told apart, and the times stand beside it.
+    // Each instant has a line of its own: what is close together is told apart, and the times stand beside
+    // it.
     let mut instants: Vec<f64> = arrows.iter().flat_map(|arrow| [arrow.from.1, arrow.to.1]).collect();
     instants.sort_by(f64::total_cmp);
     instants.dedup();

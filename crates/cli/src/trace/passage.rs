@@ -1,5 +1,6 @@
-//! Which packets belong to which request, over both processes: a request says with which packet it begins, and a packet has the same number where it leaves
-//! and where it arrives. A number is a sequence number of packets to a queue pair, or an offset in a stream, or a count of messages beside a stream.
+//! Which packets belong to which request, over both processes: a request says with which packet it begins,
+//! and a packet has the same number where it leaves and where it arrives. A number is a sequence number of
+//! packets to a queue pair, or an offset in a stream, or a count of messages beside a stream.
 
 use super::record::{Parts, Queue, Trace, text};
 use serde_json::Value;
@@ -17,7 +18,8 @@ pub(super) struct Passage {
     begun: HashMap<Packet, usize>,
     /// Requests whose last packet has left, by that packet.
     ended: HashMap<Packet, usize>,
-    /// The last packet of a request that has left, by process, flow, and, where it is a datagram, its queue pair. Packets up to it leave once more.
+    /// The last packet of a request that has left, by process, flow, and, where it is a datagram, its queue
+    /// pair. Packets up to it leave once more.
     last: HashMap<(u64, String, Option<String>), u64>,
     /// The request whose packets leave now, by process and flow.
     leaving: HashMap<(u64, String), usize>,
@@ -25,9 +27,11 @@ pub(super) struct Passage {
     asked: HashMap<(Pair, u64), usize>,
     /// The queue pair at each end of a stream: where it comes from, and where it goes to.
     ends: HashMap<String, [Option<Pair>; 2]>,
-    /// Requests of a queue pair that wait for an acknowledgement or an answer, with the number of their last packet.
+    /// Requests of a queue pair that wait for an acknowledgement or an answer, with the number of their last
+    /// packet.
     unanswered: HashMap<Pair, VecDeque<(u64, usize)>>,
-    /// The last acknowledgement of a queue pair, and when it came: a thread may take it in before the one that sends has written down that it has sent.
+    /// The last acknowledgement of a queue pair, and when it came: a thread may take it in before the one
+    /// that sends has written down that it has sent.
     answered: HashMap<Pair, (u64, f64)>,
     /// Messages that have arrived, and have been polled nowhere yet: each is the queue pair's so many-th.
     waiting: HashMap<(Pair, u64), usize>,
@@ -83,7 +87,8 @@ impl Passage {
         }
         if is_sent {
             trace.packets.entry(pid).or_default().sent += 1;
-            // An indication at the start of a stream, or a fence within a host, is no request's. Immediate data are the Write's before.
+            // An indication at the start of a stream, or a fence within a host, is no request's. Immediate
+            // data are the Write's before.
             if is_of_stream && begins && kind != "IMMEDIATE" && !self.begun.contains_key(&packet) {
                 self.leaving.remove(&(pid, packet.0));
             } else if is_request && (is_of_stream || self.is_first(pid, &packet, &said["from"])) {
@@ -321,7 +326,8 @@ mod tests {
         );
     }
 
-    /// The first message came from a process without a trace: the receive that has taken it is nobody's partner.
+    /// The first message came from a process without a trace: the receive that has taken it is nobody's
+    /// partner.
     #[test]
     fn a_poll_names_the_message_that_its_receive_has_taken() {
         let mut arrives = packet(0.5, 2, "in", "SEND", "only", "0x22", 5);
@@ -343,7 +349,8 @@ mod tests {
         );
     }
 
-    /// Of a stream: a Write with immediate data, a Read that is answered, an indication that is no request's, and a message beside the stream.
+    /// Of a stream: a Write with immediate data, a Read that is answered, an indication that is no request's,
+    /// and a message beside the stream.
     #[test]
     fn segments_are_followed_by_their_offsets() {
         let mut data = segment(0.6, 2, "in", ("IMMEDIATE", "only"), 200);

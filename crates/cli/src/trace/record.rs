@@ -1,4 +1,5 @@
-//! What a trace says, in the terms of the page: processes, calls, and requests from their post to their completion.
+//! What a trace says, in the terms of the page: processes, calls, and requests from their post to their
+//! completion.
 
 use super::passage::Passage;
 use super::source::Source;
@@ -34,12 +35,13 @@ pub(super) struct Request {
     pub(super) opcode: String,
     pub(super) length: u64,
     pub(super) posted: f64,
-    /// When the request's completion was polled, and with which status. A request that reports no success is done with the next one that does.
+    /// When the request's completion was polled, and with which status. A request that reports no success is
+    /// done with the next one that does.
     pub(super) done: Option<(f64, String)>,
     /// The request has a completion of its own.
     pub(super) is_reported: bool,
-    /// When the request's first and its last packet left, and were taken in by the peer; and when an acknowledgement or an answer had come for
-    /// all of it.
+    /// When the request's first and its last packet left, and were taken in by the peer; and when an
+    /// acknowledgement or an answer had come for all of it.
     pub(super) left: Option<(f64, f64)>,
     pub(super) arrived: Option<(f64, f64)>,
     pub(super) answered: Option<f64>,
@@ -161,7 +163,8 @@ impl Trace {
         let mut trace = Self { missing: source.missing, ..Self::default() };
         let mut under_way = HashMap::new();
         let mut destinations = HashMap::new();
-        // Where each line stands in the order of time. Another thread may find a completion before the post has returned: all posts are taken in before.
+        // Where each line stands in the order of time. Another thread may find a completion before the post
+        // has returned: all posts are taken in before.
         let mut order = Vec::with_capacity(source.lines.len());
         for index in 0..source.lines.len() {
             let object = source.object(index);
@@ -171,7 +174,8 @@ impl Trace {
                 let pid = object["pid"].as_u64().unwrap_or(0);
                 trace.processes.insert(pid, text(&object["args"]["name"]));
             } else if let Some(parts) = parts(source.format, &object) {
-                // What a call finds, it has found at its end at the latest: it may have begun before that came.
+                // What a call finds, it has found at its end at the latest: it may have begun before that
+                // came.
                 let time = if parts.is_packet() { parts.time } else { parts.time + parts.duration };
                 order.push((!parts.is_post(), time, index as u32));
             }
@@ -211,7 +215,8 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Returns the receives that are done, each with the message that it has taken: it is the queue pair's so many-th.
+    /// Returns the receives that are done, each with the message that it has taken: it is the queue pair's so
+    /// many-th.
     fn take_requests(
         &mut self,
         pid: u64,
@@ -282,7 +287,8 @@ impl Trace {
         }
     }
 
-    /// Finds the other end of each queue pair: by the stream that both have segments of, by what the program has said, or because there are only two.
+    /// Finds the other end of each queue pair: by the stream that both have segments of, by what the program
+    /// has said, or because there are only two.
     fn pair_up(&mut self, destinations: &HashMap<Queue, String>, connected: Vec<[Queue; 2]>) {
         for [from, to] in connected {
             self.peers.entry(from).or_insert(to);

@@ -1,4 +1,5 @@
-//! Files of traces, as `adverb run --trace` writes them. A file is kept as its bytes, and its lines are parsed one at a time.
+//! Files of traces, as `adverb run --trace` writes them. A file is kept as its bytes, and its lines are
+//! parsed one at a time.
 
 use adverb_watch::ring::read::{Rings, is_ring};
 use adverb_watch::setting::Format;
@@ -132,7 +133,8 @@ fn of_head(line: &str, word: &str) -> Option<Value> {
     line.contains(word).then(|| serde_json::from_str(line).ok()).flatten()
 }
 
-/// The lines that are objects, and how many are not: a process that is killed while it writes leaves a part of a line, and another one goes on behind it.
+/// The lines that are objects, and how many are not: a process that is killed while it writes leaves a part
+/// of a line, and another one goes on behind it.
 ///
 /// # Errors
 /// A line that nobody has left so.

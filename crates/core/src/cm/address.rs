@@ -27,12 +27,13 @@ fn with_address(devices: &[Arc<Device>], address: IpAddr) -> Result<Arc<Device>>
 }
 
 impl Identifier {
-    /// Binds to a local address (rdma_bind_addr(3)); port 0 chooses one. An address of the host fixes the device, the first listed
-    /// one that has it. A wildcard or loopback address fixes none, as in the kernel, and is held on every listed device.
+    /// Binds to a local address (rdma_bind_addr(3)); port 0 chooses one. An address of the host fixes the
+    /// device, the first listed one that has it. A wildcard or loopback address fixes none, as in the kernel,
+    /// and is held on every listed device.
     ///
     /// # Errors
-    /// EINVAL if it is bound already, or link-local without a scope; EADDRINUSE, EADDRNOTAVAIL, EACCES; ENODEV without a device that has the
-    /// address.
+    /// EINVAL if it is bound already, or link-local without a scope; EADDRINUSE, EADDRNOTAVAIL, EACCES;
+    /// ENODEV without a device that has the address.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.state != IdentifierState::Idle {
@@ -59,8 +60,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// The devices that can serve the identifier, in their order. Where none has datagrams, one is still fixed for a datagram identifier, as in the kernel:
-    /// then the queue pair cannot be made.
+    /// The devices that can serve the identifier, in their order. Where none has datagrams, one is still
+    /// fixed for a datagram identifier, as in the kernel: then the queue pair cannot be made.
     fn candidates(&self) -> Result<Vec<Arc<Device>>> {
         let engine = engine::engine()?;
         self.needs(engine)?;
@@ -139,13 +140,14 @@ impl Identifier {
         Ok(())
     }
 
-    /// Finds out how `destination` is reached, and from which device and address (rdma_resolve_addr(3)); reports
-    /// [`EventKind::AddressResolved`], or [`EventKind::AddressError`] with the status -ENODEV where no device serves it. The answer
-    /// comes from the host's routing table without a packet, so it is there when this returns, and `_timeout` never passes.
+    /// Finds out how `destination` is reached, and from which device and address (rdma_resolve_addr(3));
+    /// reports [`EventKind::AddressResolved`], or [`EventKind::AddressError`] with the status -ENODEV where
+    /// no device serves it. The answer comes from the host's routing table without a packet, so it is there
+    /// when this returns, and `_timeout` never passes.
     ///
     /// # Errors
-    /// EINVAL in a wrong state, for addresses of two families, or link-local without a scope; ENETUNREACH or EHOSTUNREACH without a
-    /// route; the errors of [`Identifier::bind`] for `source`.
+    /// EINVAL in a wrong state, for addresses of two families, or link-local without a scope; ENETUNREACH or
+    /// EHOSTUNREACH without a route; the errors of [`Identifier::bind`] for `source`.
     pub fn resolve_address(
         &self,
         source: Option<SocketAddr>,
@@ -211,8 +213,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// Resolves the route (rdma_resolve_route(3)); reports [`EventKind::RouteResolved`]. IP routes by itself, so there is nothing to
-    /// wait for, and `_timeout` never passes.
+    /// Resolves the route (rdma_resolve_route(3)); reports [`EventKind::RouteResolved`]. IP routes by itself,
+    /// so there is nothing to wait for, and `_timeout` never passes.
     ///
     /// # Errors
     /// EINVAL unless the address is resolved and the route is not.

@@ -17,27 +17,32 @@ use crate::transport::connections::{
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
-/// As many reads and atomics as the device can, or for an answer as the peer asked (RDMA_MAX_RESP_RES, RDMA_MAX_INIT_DEPTH).
+/// As many reads and atomics as the device can, or for an answer as the peer asked (RDMA_MAX_RESP_RES,
+/// RDMA_MAX_INIT_DEPTH).
 pub const MAXIMUM: u8 = 0xff;
 
-/// Connection requests that wait to be fetched, at most, and when the program does not say (net.rdma_ucm.max_backlog).
+/// Connection requests that wait to be fetched, at most, and when the program does not say
+/// (net.rdma_ucm.max_backlog).
 pub const MAX_BACKLOG: u32 = 1024;
 
 /// The parameters with which a program connects or accepts (struct rdma_conn_param).
 #[derive(Clone, Copy, Default)]
 pub struct Parameters<'a> {
-    /// Depths, retries, flow control. [`MAXIMUM`] for a depth is the device's most, or when accepting, the depth that the peer asked for.
+    /// Depths, retries, flow control. [`MAXIMUM`] for a depth is the device's most, or when accepting, the
+    /// depth that the peer asked for.
     pub connection: ConnectionParameters,
     /// For the peer.
     pub private_data: &'a [u8],
-    /// The queue pair, if it is not the identifier's: in INIT. It comes first. On InfiniBand the program may also manage its queue
-    /// pair itself: then there is none here and on the identifier, and `connection` has its number.
+    /// The queue pair, if it is not the identifier's: in INIT. It comes first. On InfiniBand the program may
+    /// also manage its queue pair itself: then there is none here and on the identifier, and `connection` has
+    /// its number.
     pub queue_pair: Option<&'a Arc<QueuePair>>,
 }
 
 impl Identifier {
-    /// Listens for connections (rdma_listen(3)), on a wildcard IPv4 address if it is not bound. At most `backlog` requests wait to be
-    /// fetched; further ones are refused. 0 and less, and more than [`MAX_BACKLOG`], is [`MAX_BACKLOG`].
+    /// Listens for connections (rdma_listen(3)), on a wildcard IPv4 address if it is not bound. At most
+    /// `backlog` requests wait to be fetched; further ones are refused. 0 and less, and more than
+    /// [`MAX_BACKLOG`], is [`MAX_BACKLOG`].
     ///
     /// # Errors
     /// EINVAL in a wrong state; EADDRINUSE; ENOSYS for datagrams on a device that has none.
@@ -83,14 +88,15 @@ impl Identifier {
         Ok(())
     }
 
-    /// Connects to the resolved peer (rdma_connect(3)). Without parameters: as many reads and atomics as the device can, 7 retries. The
-    /// outcome is an event: [`EventKind::Established`], [`EventKind::Rejected`], [`EventKind::Unreachable`] or [`EventKind::ConnectError`];
-    /// where the program manages its queue pair itself, [`EventKind::ConnectResponse`] instead of the first. For datagrams it asks for the
-    /// queue pair that serves at the peer's port.
+    /// Connects to the resolved peer (rdma_connect(3)). Without parameters: as many reads and atomics as the
+    /// device can, 7 retries. The outcome is an event: [`EventKind::Established`], [`EventKind::Rejected`],
+    /// [`EventKind::Unreachable`] or [`EventKind::ConnectError`]; where the program manages its queue pair
+    /// itself, [`EventKind::ConnectResponse`] instead of the first. For datagrams it asks for the queue pair
+    /// that serves at the peer's port.
     ///
     /// # Errors
-    /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for private data that is too long. ENOSYS for
-    /// datagrams on a device that has none.
+    /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for
+    /// private data that is too long. ENOSYS for datagrams on a device that has none.
     pub fn connect(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.state != IdentifierState::RouteResolved {
@@ -140,7 +146,8 @@ impl Identifier {
         self.keep_connection(made).map_err(|error| error.context(&format!("connecting to {destination}")))
     }
 
-    /// Private data that goes in front of that of the next [`Identifier::connect`] (`ai_connect` of rdma_getaddrinfo(3)).
+    /// Private data that goes in front of that of the next [`Identifier::connect`] (`ai_connect` of
+    /// rdma_getaddrinfo(3)).
     pub fn set_connect_data(&self, data: Vec<u8>) -> Result<()> {
         self.enter()?.connect_data = data;
         Ok(())
@@ -152,7 +159,8 @@ impl Identifier {
         datagram.unwrap_or_else(|| backend.private_data_limits())
     }
 
-    /// The queue pair to connect, or where the program manages it itself or none is connected (datagrams), its number.
+    /// The queue pair to connect, or where the program manages it itself or none is connected (datagrams),
+    /// its number.
     fn choose_queue_pair(
         &self,
         inner: &Inner,
@@ -176,12 +184,14 @@ impl Identifier {
         }
     }
 
-    /// Accepts a request (rdma_accept(3)). Without parameters: as many reads and atomics as the peer asked for and the device can.
-    /// [`EventKind::Established`] follows, but for datagrams: there the peer is told the queue pair, and nothing follows.
+    /// Accepts a request (rdma_accept(3)). Without parameters: as many reads and atomics as the peer asked
+    /// for and the device can. [`EventKind::Established`] follows, but for datagrams: there the peer is told
+    /// the queue pair, and nothing follows.
     ///
     /// # Errors
-    /// EINVAL if it is no request that waits, without a queue pair, for depths beyond the device's, and for private data that is too
-    /// long. When the transport cannot accept, the request is refused and the queue pair goes to error.
+    /// EINVAL if it is no request that waits, without a queue pair, for depths beyond the device's, and for
+    /// private data that is too long. When the transport cannot accept, the request is refused and the queue
+    /// pair goes to error.
     pub fn accept(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
         let mut inner = self.enter()?;
         let device = waiting_request(&inner)?;
@@ -213,7 +223,8 @@ impl Identifier {
         })
     }
 
-    /// Refuses a request (rdma_reject(3)). EINVAL if it is no request that waits, or the private data is too long.
+    /// Refuses a request (rdma_reject(3)). EINVAL if it is no request that waits, or the private data is too
+    /// long.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         let mut inner = self.enter()?;
         let device = waiting_request(&inner)?;
@@ -223,11 +234,12 @@ impl Identifier {
         incoming.reject(private_data)
     }
 
-    /// Ends the connection (rdma_disconnect(3)): the queue pair goes to error, both sides get [`EventKind::Disconnected`]. Once it has
-    /// ended: no effect.
+    /// Ends the connection (rdma_disconnect(3)): the queue pair goes to error, both sides get
+    /// [`EventKind::Disconnected`]. Once it has ended: no effect.
     ///
     /// # Errors
-    /// EINVAL if there was no connection. Also on a synchronous identifier whose last event was fetched, so that no thread waits for a second event.
+    /// EINVAL if there was no connection. Also on a synchronous identifier whose last event was fetched, so
+    /// that no thread waits for a second event.
     pub fn disconnect(&self) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.ended && inner.synchronous {
@@ -248,8 +260,8 @@ impl Identifier {
         connection.disconnect()
     }
 
-    /// Keeps the connection that the transport has made of a connect or accept. Its events may have been fetched already, and the program may have
-    /// disconnected or destroyed the identifier in another thread.
+    /// Keeps the connection that the transport has made of a connect or accept. Its events may have been
+    /// fetched already, and the program may have disconnected or destroyed the identifier in another thread.
     fn keep_connection(&self, made: Result<Box<dyn OutgoingConnection>>) -> Result<()> {
         let mut inner = self.lock();
         inner.connecting = false;
@@ -323,8 +335,9 @@ impl Identifier {
         self.push_with(inner, EventKind::Established, 0, details);
     }
 
-    /// The device that receives a request for a local address: the one that the program has fixed, or the first like the listening one that has the
-    /// address. None: as in the kernel, no identifier listens for the request.
+    /// The device that receives a request for a local address: the one that the program has fixed, or the
+    /// first like the listening one that has the address. None: as in the kernel, no identifier listens for
+    /// the request.
     // PRACTICE-DEVICES-3
     fn receiver(&self, listening: &Arc<Device>, local: IpAddr) -> Option<Arc<Device>> {
         if self.lock().device.is_some() {

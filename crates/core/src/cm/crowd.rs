@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Of many connections that are being made, the one that gives its place to a newcomer: the oldest one of the peer that has the most. `peers` are their
-/// peers, oldest first. So a peer that begins connections and lets them lie is in its own way. None if there are none.
+/// Of many connections that are being made, the one that gives its place to a newcomer: the oldest one of the
+/// peer that has the most. `peers` are their peers, oldest first. So a peer that begins connections and lets
+/// them lie is in its own way. None if there are none.
 ///
 /// The addresses of one [subnet] are one peer.
 pub fn first_to_go(peers: impl Iterator<Item = IpAddr>) -> Option<usize> {
     oldest_of_the_busiest(peers.map(subnet))
 }
 
-/// Chooses the oldest thing of the owner that has the most. The things come oldest first, each with its owner. None if there are none.
+/// Chooses the oldest thing of the owner that has the most. The things come oldest first, each with its
+/// owner. None if there are none.
 pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owner>) -> Option<usize> {
     /// How many things an owner has, and the place of the oldest.
     struct Share {
@@ -28,8 +30,8 @@ pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owne
     share.map(|share| share.oldest)
 }
 
-/// The peer that an address counts as. The addresses of one IPv6 subnet (64 bits) are one peer, as which the first of them stands: a single host may have
-/// all of them. An IPv4 address is a peer of its own.
+/// The peer that an address counts as. The addresses of one IPv6 subnet (64 bits) are one peer, as which the
+/// first of them stands: a single host may have all of them. An IPv4 address is a peer of its own.
 pub fn subnet(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),

@@ -1,8 +1,9 @@
 //! When the end of a connection is reported.
 //!
-//! Programs look for completions and for events in turn, and some (libfabric) destroy the queue pair as soon as they hear that the peer has left. With an
-//! adapter that news takes the long way through the kernel, and the program has polled completions from before it by then. Here both are there in the same
-//! microsecond. So the event waits, for a short time, until the completions before it have been polled.
+//! Programs look for completions and for events in turn, and some (libfabric) destroy the queue pair as soon
+//! as they hear that the peer has left. With an adapter that news takes the long way through the kernel, and
+//! the program has polled completions from before it by then. Here both are there in the same microsecond. So
+//! the event waits, for a short time, until the completions before it have been polled.
 
 use super::event::EventKind;
 use super::identifier::{Identifier, IdentifierState, Inner};
@@ -11,8 +12,9 @@ use crate::reactor::{Readiness, Source};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The first and the longest pause before looking whether the completions have been polled, and how many looks. They are 0.2 s in all: a busy machine lets
-/// the program run by then, and a program that does not mean to poll does not wait longer.
+/// The first and the longest pause before looking whether the completions have been polled, and how many
+/// looks. They are 0.2 s in all: a busy machine lets the program run by then, and a program that does not
+/// mean to poll does not wait longer.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 const LOOKS: u32 = 16;

@@ -22,7 +22,8 @@ pub enum EventKind {
     RouteError = 3,
     /// A peer asks for a connection; the event's identifier is a new one.
     ConnectRequest = 4,
-    /// The peer accepted, and the program itself has to establish the connection (its queue pair is not the identifier's).
+    /// The peer accepted, and the program itself has to establish the connection (its queue pair is not the
+    /// identifier's).
     ConnectResponse = 5,
     /// Setting up a connection failed.
     ConnectError = 6,
@@ -40,8 +41,9 @@ pub enum EventKind {
     MulticastJoin = 12,
     /// Joining failed.
     MulticastError = 13,
-    /// The hardware address of the interface below the device changed. Linux raises it at the failover of a bonded interface alone, whose
-    /// hardware address its drivers had written into their routes. Here the system finds the way of every packet: it never occurs.
+    /// The hardware address of the interface below the device changed. Linux raises it at the failover of a
+    /// bonded interface alone, whose hardware address its drivers had written into their routes. Here the
+    /// system finds the way of every packet: it never occurs.
     AddressChange = 14,
     /// The queue pair may be used for another connection (InfiniBand).
     TimewaitExit = 15,
@@ -78,8 +80,8 @@ pub struct Event {
     pub kind: EventKind,
     /// 0, a negative errno, or a transport's reject reason.
     pub status: i32,
-    /// The identifier that the event concerns; for [`EventKind::ConnectRequest`] a new identifier, with [`Identifier::cookie`] 0, which the
-    /// program accepts, rejects or destroys.
+    /// The identifier that the event concerns; for [`EventKind::ConnectRequest`] a new identifier, with
+    /// [`Identifier::cookie`] 0, which the program accepts, rejects or destroys.
     pub identifier: Arc<Identifier>,
     /// The listener, for [`EventKind::ConnectRequest`].
     pub listener: Option<Arc<Identifier>>,
@@ -87,15 +89,17 @@ pub struct Event {
     pub parameters: ConnectionParameters,
     /// The peer's private data. A transport that pads private data gives it padded.
     pub private_data: Vec<u8>,
-    /// On an identifier for datagrams: where to send them, for [`EventKind::Established`] and [`EventKind::MulticastJoin`].
+    /// On an identifier for datagrams: where to send them, for [`EventKind::Established`] and
+    /// [`EventKind::MulticastJoin`].
     pub datagram: Option<Box<DatagramPeer>>,
-    /// For [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`]: the context of [`Identifier::join_multicast`].
+    /// For [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`]: the context of
+    /// [`Identifier::join_multicast`].
     pub context: u64,
 }
 
 impl Event {
-    /// The event as the result of a synchronous call, with the errno that librdmacm gives: ECONNREFUSED for a refusal,
-    /// otherwise the status without its sign.
+    /// The event as the result of a synchronous call, with the errno that librdmacm gives: ECONNREFUSED for a
+    /// refusal, otherwise the status without its sign.
     pub fn outcome(&self) -> Result<()> {
         let errno = match (self.status, self.kind) {
             (0, _) => return Ok(()),
@@ -135,7 +139,8 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// An event that the program has not fetched. It keeps no identifier alive but a new one, which belongs to it alone.
+/// An event that the program has not fetched. It keeps no identifier alive but a new one, which belongs to it
+/// alone.
 pub(super) struct Pending {
     pub(super) kind: EventKind,
     pub(super) status: i32,
@@ -164,7 +169,8 @@ impl EventChannel {
         Ok(Arc::new(Self { queue: EventQueue::new()? }))
     }
 
-    /// A new channel whose descriptor has a greater number than all open descriptors, if there is such a number. EMFILE when the process is out of descriptors.
+    /// A new channel whose descriptor has a greater number than all open descriptors, if there is such a
+    /// number. EMFILE when the process is out of descriptors.
     pub fn new_above_all() -> Result<Arc<Self>> {
         Ok(Arc::new(Self { queue: EventQueue::new_above_all()? }))
     }

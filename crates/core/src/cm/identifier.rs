@@ -122,7 +122,8 @@ impl FailureListener for Identifier {
         }
     }
 
-    /// As the kernel's connection manager: the program is to destroy the identifier. One that is bound to no device stays.
+    /// As the kernel's connection manager: the program is to destroy the identifier. One that is bound to no
+    /// device stays.
     fn device_removed(&self, device: &str) {
         let mut inner = self.lock();
         let is_on_it = inner.device.as_ref().is_some_and(|own| own.name() == device);
@@ -164,8 +165,9 @@ impl Identifier {
         engine.failure.concerns(self.this.clone())
     }
 
-    /// A new identifier that reports on `channel` (rdma_create_id(3)). Without one it is a synchronous identifier with a channel of its own: the front end
-    /// then waits for the outcome of each call with [`Identifier::wait_event`].
+    /// A new identifier that reports on `channel` (rdma_create_id(3)). Without one it is a synchronous
+    /// identifier with a channel of its own: the front end then waits for the outcome of each call with
+    /// [`Identifier::wait_event`].
     ///
     /// # Errors
     /// EMFILE when no channel can be made; ENODEV for a channel of the parent process.
@@ -301,7 +303,8 @@ impl Identifier {
         self.get(|inner| inner.queue_pair.clone()).flatten()
     }
 
-    /// Waits for the next event of a synchronous identifier. [`Event::outcome`] tells how the call that caused it ended.
+    /// Waits for the next event of a synchronous identifier. [`Event::outcome`] tells how the call that
+    /// caused it ended.
     ///
     /// # Errors
     /// EINVAL if the identifier is not synchronous; as [`EventChannel::get`].
@@ -319,7 +322,8 @@ impl Identifier {
     /// Waits for the next connection request of a synchronous listener (rdma_get_request(3)).
     ///
     /// # Errors
-    /// The event and its errno if it is another one: EINVAL, or as [`Event::outcome`]; without an event, as [`Identifier::wait_event`].
+    /// The event and its errno if it is another one: EINVAL, or as [`Event::outcome`]; without an event, as
+    /// [`Identifier::wait_event`].
     pub fn get_request(&self) -> std::result::Result<Event, (Error, Option<Event>)> {
         let event = self.wait_event().map_err(|error| (error, None))?;
         match event.outcome() {
@@ -413,8 +417,8 @@ impl Identifier {
         }
     }
 
-    /// Moves the identifier to another channel, or to one of its own (rdma_migrate_id(3)). Events that wait move along, in order. Waits
-    /// until those that were fetched are acknowledged.
+    /// Moves the identifier to another channel, or to one of its own (rdma_migrate_id(3)). Events that wait
+    /// move along, in order. Waits until those that were fetched are acknowledged.
     pub fn migrate(&self, channel: Option<&Arc<EventChannel>>) -> Result<()> {
         self.born.check()?;
         let synchronous = channel.is_none();
@@ -447,8 +451,9 @@ impl Identifier {
         }
     }
 
-    /// Ends the identifier (rdma_destroy_id(3)): cancels what is under way, ends a connection, refuses requests that wait, withdraws
-    /// events, and waits until those that were fetched are acknowledged. Its queue pair stays as it is. Again: no effect.
+    /// Ends the identifier (rdma_destroy_id(3)): cancels what is under way, ends a connection, refuses
+    /// requests that wait, withdraws events, and waits until those that were fetched are acknowledged. Its
+    /// queue pair stays as it is. Again: no effect.
     pub fn destroy(&self) {
         self.release();
         if self.born.is_here() {

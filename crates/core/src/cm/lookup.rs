@@ -183,7 +183,8 @@ unsafe fn from_raw(address: *const libc::sockaddr, length: libc::socklen_t) -> O
     if address.is_null() || (length as usize) < size_of::<libc::sockaddr_in>() {
         return None;
     }
-    // SAFETY: the caller's promise; the family says which structure it is, and the length is checked for the longer one.
+    // SAFETY: the caller's promise; the family says which structure it is, and the length is checked for the
+    // longer one.
     unsafe {
         match i32::from((*address).sa_family) {
             libc::AF_INET => {
@@ -203,8 +204,8 @@ unsafe fn from_raw(address: *const libc::sockaddr, length: libc::socklen_t) -> O
 }
 
 impl Identifier {
-    /// A synchronous identifier for a result of a look-up, bound if it is to listen, otherwise with address and route resolved (rdma_create_ep(3), without
-    /// the queue pair).
+    /// A synchronous identifier for a result of a look-up, bound if it is to listen, otherwise with address
+    /// and route resolved (rdma_create_ep(3), without the queue pair).
     ///
     /// # Errors
     /// EINVAL without an address; the errors of [`Identifier::bind`] and [`Identifier::resolve_address`].

@@ -1,10 +1,11 @@
 //! Connection management: the generic part, with the semantics of rdma_cm(7).
 //!
-//! An [`Identifier`] is a `struct rdma_cm_id`: it is bound to an address, resolves a peer, connects or listens, and reports events on an [`EventChannel`].
-//! The differences between transports stand behind [`ConnectionBackend`].
+//! An [`Identifier`] is a `struct rdma_cm_id`: it is bound to an address, resolves a peer, connects or
+//! listens, and reports events on an [`EventChannel`]. The differences between transports stand behind
+//! [`ConnectionBackend`].
 //!
-//! Locks: an identifier's own lock is held while an event is put into its channel, never while a transport is called that may
-//! call back. So a transport may deliver events from its own thread or from within any call.
+//! Locks: an identifier's own lock is held while an event is put into its channel, never while a transport is
+//! called that may call back. So a transport may deliver events from its own thread or from within any call.
 
 mod address;
 mod connect;

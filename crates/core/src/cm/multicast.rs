@@ -31,13 +31,13 @@ impl Drop for Membership {
 }
 
 impl Identifier {
-    /// Joins a multicast group (rdma_join_multicast(3)); `context` comes back in the event, [`EventKind::MulticastJoin`] with where to send
-    /// to, or [`EventKind::MulticastError`]. The identifier's queue pair, if it has one, receives what is sent to the group from
-    /// the time when the event is fetched.
+    /// Joins a multicast group (rdma_join_multicast(3)); `context` comes back in the event,
+    /// [`EventKind::MulticastJoin`] with where to send to, or [`EventKind::MulticastError`]. The identifier's
+    /// queue pair, if it has one, receives what is sent to the group from the time when the event is fetched.
     ///
     /// # Errors
-    /// EINVAL before an address of the host is bound or a peer resolved, for a service without datagrams, and for an address that is no group. ENOSYS on a
-    /// device without multicast.
+    /// EINVAL before an address of the host is bound or a peer resolved, for a service without datagrams, and
+    /// for an address that is no group. ENOSYS on a device without multicast.
     pub fn join_multicast(&self, group: IpAddr, context: u64) -> Result<()> {
         let mut inner = self.enter()?;
         if !matches!(inner.state, IdentifierState::AddressBound | IdentifierState::AddressResolved) {
@@ -77,7 +77,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// Takes the queue pair into the groups that were joined with this context, in the thread that fetches the event.
+    /// Takes the queue pair into the groups that were joined with this context, in the thread that fetches
+    /// the event.
     pub(super) fn complete_join(&self, context: u64) -> Result<()> {
         let mut inner = self.enter()?;
         let Some(queue_pair) = inner.queue_pair.clone() else { return Ok(()) };

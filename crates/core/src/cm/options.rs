@@ -6,14 +6,15 @@ use crate::error::{Error, Result};
 use crate::qp::Service;
 
 impl Identifier {
-    /// RDMA_OPTION_ID_TOS: the type of service of the connection's packets. Counts for the next bind or connect.
+    /// RDMA_OPTION_ID_TOS: the type of service of the connection's packets. Counts for the next bind or
+    /// connect.
     pub fn set_type_of_service(&self, value: u8) -> Result<()> {
         self.enter()?.options.type_of_service = Some(value);
         Ok(())
     }
 
-    /// RDMA_OPTION_ID_REUSEADDR: whether the local port may be shared with identifiers that allow it, too. EINVAL once it is
-    /// bound and to be switched off, or listens.
+    /// RDMA_OPTION_ID_REUSEADDR: whether the local port may be shared with identifiers that allow it, too.
+    /// EINVAL once it is bound and to be switched off, or listens.
     pub fn set_reuse_address(&self, reuse: bool) -> Result<()> {
         let mut inner = self.enter()?;
         let may = inner.state == IdentifierState::Idle || reuse && inner.state != IdentifierState::Listen;
@@ -24,7 +25,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// RDMA_OPTION_ID_AFONLY: whether a wildcard IPv6 listener leaves IPv4 alone. EINVAL once it listens or resolves.
+    /// RDMA_OPTION_ID_AFONLY: whether a wildcard IPv6 listener leaves IPv4 alone. EINVAL once it listens or
+    /// resolves.
     pub fn set_family_only(&self, only: bool) -> Result<()> {
         let mut inner = self.enter()?;
         if !matches!(inner.state, IdentifierState::Idle | IdentifierState::AddressBound) {
@@ -34,8 +36,9 @@ impl Identifier {
         Ok(())
     }
 
-    /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code (0 to 31) of reliable connections, which the peer learns when connecting;
-    /// without meaning on iWARP, where TCP retransmits. EINVAL for other services and codes.
+    /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code (0 to 31) of reliable connections, which the
+    /// peer learns when connecting; without meaning on iWARP, where TCP retransmits. EINVAL for other
+    /// services and codes.
     pub fn set_ack_timeout(&self, code: u8) -> Result<()> {
         if !matches!(self.service, Service::Rc | Service::XrcSend) || code > 31 {
             return Err(Error::invalid(format!("ACK timeout {code} on {}: 0 to 31 on RC", self.service)));
@@ -49,8 +52,8 @@ impl Identifier {
         self.enter().ok()?.options.ack_timeout
     }
 
-    /// RDMA_OPTION_IB_PATH: the program has found the route itself, so it counts as resolved. EINVAL unless the address is
-    /// resolved and the route is not.
+    /// RDMA_OPTION_IB_PATH: the program has found the route itself, so it counts as resolved. EINVAL unless
+    /// the address is resolved and the route is not.
     pub fn set_path(&self) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.state != IdentifierState::AddressResolved {
@@ -61,8 +64,9 @@ impl Identifier {
         Ok(())
     }
 
-    /// Tells the connection manager that the first message has come on the queue pair (rdma_notify(3) with IBV_EVENT_COMM_EST). So the peer has established
-    /// the connection, even if its message to that effect was lost. EINVAL without a connection.
+    /// Tells the connection manager that the first message has come on the queue pair (rdma_notify(3) with
+    /// IBV_EVENT_COMM_EST). So the peer has established the connection, even if its message to that effect
+    /// was lost. EINVAL without a connection.
     pub fn notify(&self) -> Result<()> {
         let inner = self.enter()?;
         let connection = inner.connection.clone();
@@ -73,8 +77,8 @@ impl Identifier {
         connection.map_or(Ok(()), |connection| connection.notify())
     }
 
-    /// Completes a connection whose queue pair the program manages itself, after [`EventKind::ConnectResponse`]
-    /// (rdma_establish(3)). EINVAL otherwise.
+    /// Completes a connection whose queue pair the program manages itself, after
+    /// [`EventKind::ConnectResponse`] (rdma_establish(3)). EINVAL otherwise.
     pub fn establish(&self) -> Result<()> {
         let inner = self.enter()?;
         match (&inner.connection, &inner.queue_pair) {

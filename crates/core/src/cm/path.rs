@@ -1,4 +1,5 @@
-//! Paths between addresses, and the queue pair attributes that follow from the terms of both sides (InfiniBand).
+//! Paths between addresses, and the queue pair attributes that follow from the terms of both sides
+//! (InfiniBand).
 
 use crate::attributes::{Gid, GidKind, gid_of};
 use crate::error::{Error, Result};
@@ -76,7 +77,8 @@ pub fn path_to(gids: &[Gid], local: SocketAddr, gid: [u8; 16], traffic_class: u8
 }
 
 impl Path {
-    /// The path with its source GID index changed from an index of GID table `from` to one of GID table `to`. The GID and its interface stay.
+    /// The path with its source GID index changed from an index of GID table `from` to one of GID table `to`.
+    /// The GID and its interface stay.
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `to` lacks the source.
@@ -156,11 +158,13 @@ pub struct PathRecord {
 /// P_Key of every path: the default partition, full membership.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// The packet life time code of paths, unless an ACK timeout is set: 0.27 s, as the kernel assumes on Ethernet.
+/// The packet life time code of paths, unless an ACK timeout is set: 0.27 s, as the kernel assumes on
+/// Ethernet.
 pub const PACKET_LIFE_TIME: u8 = 16;
 
 impl PathRecord {
-    /// The path between two addresses. The local ACK timeout of the options, if set, is one step above the packet life time.
+    /// The path between two addresses. The local ACK timeout of the options, if set, is one step above the
+    /// packet life time.
     pub(super) fn between(
         local: SocketAddr,
         peer: SocketAddr,

@@ -15,8 +15,8 @@ use std::sync::Arc;
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
 impl Identifier {
-    /// Makes `queue_pair`, fresh and in RESET, the identifier's, and moves it to INIT, so that receives can be posted; a datagram
-    /// queue pair goes on to RTS (rdma_create_qp(3)).
+    /// Makes `queue_pair`, fresh and in RESET, the identifier's, and moves it to INIT, so that receives can
+    /// be posted; a datagram queue pair goes on to RTS (rdma_create_qp(3)).
     ///
     /// # Errors
     /// EINVAL if there is one already, no device is fixed yet, or it belongs to another device or service.
@@ -67,10 +67,12 @@ impl Identifier {
         self.enter().ok()?.queue_pair.take()
     }
 
-    /// The attributes that a program which manages its queue pair itself passes to ibv_modify_qp(3) to reach `state` (rdma_init_qp_attr(3)).
+    /// The attributes that a program which manages its queue pair itself passes to ibv_modify_qp(3) to reach
+    /// `state` (rdma_init_qp_attr(3)).
     ///
     /// # Errors
-    /// EINVAL without a device, for a state other than INIT, RTR and RTS, and, where the peer has a say, for the last two before it has spoken.
+    /// EINVAL without a device, for a state other than INIT, RTR and RTS, and, where the peer has a say, for
+    /// the last two before it has spoken.
     pub fn queue_pair_attributes(&self, state: State) -> Result<(Attributes, AttributeMask)> {
         let device = self.fixed_device()?;
         self.attributes_for(state, device.transport().attributes().transport)
@@ -92,7 +94,8 @@ impl Identifier {
             (State::Rts, Service::Ud, _) => M::STATE | M::SQ_PSN,
             (State::Init, _, TransportType::Ib) => M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
             (State::Rtr | State::Rts, _, TransportType::Ib) => return self.agreement()?.attributes(state),
-            // As the kernel: on iWARP there is nothing to say about a path, and the connection takes it to RTS.
+            // As the kernel: on iWARP there is nothing to say about a path, and the connection takes it to
+            // RTS.
             (State::Init | State::Rtr, _, TransportType::Iwarp) => M::STATE | M::ACCESS_FLAGS | M::PORT,
             (State::Rts, _, TransportType::Iwarp) => M::PORT,
             _ => {
@@ -120,7 +123,8 @@ impl Identifier {
         Ok(agreed)
     }
 
-    /// The path between the identifier's addresses (`route` of struct rdma_cm_id), on a transport that has such paths.
+    /// The path between the identifier's addresses (`route` of struct rdma_cm_id), on a transport that has
+    /// such paths.
     pub fn path_record(&self) -> Option<PathRecord> {
         let inner = self.enter().ok()?;
         let (device, local, peer) = (inner.device.clone()?, inner.source?, inner.destination?);

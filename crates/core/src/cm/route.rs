@@ -4,11 +4,12 @@ use crate::error::{Error, Result};
 use crate::interfaces;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// The local address from which packets to `destination` leave; `source` if the program chose one. A datagram socket is connected,
-/// which sends nothing, and asked for its name.
+/// The local address from which packets to `destination` leave; `source` if the program chose one. A datagram
+/// socket is connected, which sends nothing, and asked for its name.
 ///
 /// # Errors
-/// ENETUNREACH, EHOSTUNREACH without a route; EADDRNOTAVAIL if `source` is not an address of this host; EINVAL if the two do not go together.
+/// ENETUNREACH, EHOSTUNREACH without a route; EADDRNOTAVAIL if `source` is not an address of this host;
+/// EINVAL if the two do not go together.
 pub fn source_for(source: Option<SocketAddr>, destination: SocketAddr) -> Result<SocketAddr> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);

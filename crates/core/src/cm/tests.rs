@@ -1,4 +1,5 @@
-//! Tests of the generic part's promises, which hold for any transport: states, errors, backlog, channels, acknowledgement.
+//! Tests of the generic part's promises, which hold for any transport: states, errors, backlog, channels,
+//! acknowledgement.
 
 use super::*;
 use crate::conformance::fixture::{

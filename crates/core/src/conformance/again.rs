@@ -1,4 +1,5 @@
-//! Tests of a process's decisions that it makes once, such as the way of its packets: each way has a process of its own.
+//! Tests of a process's decisions that it makes once, such as the way of its packets: each way has a process
+//! of its own.
 
 use super::{Site, pair_with_one_queue_each, replies};
 use std::process::Command;
@@ -24,7 +25,8 @@ pub fn rounds() -> Option<u32> {
     std::env::var(ROUNDS).ok().map(|rounds| rounds.parse().unwrap())
 }
 
-/// Messages there and back, as many as such a process is told: each Send is complete before its reply is seen.
+/// Messages there and back, as many as such a process is told: each Send is complete before its reply is
+/// seen.
 pub fn a_long_conversation(site: &Site) {
     if let Some(rounds) = rounds() {
         let pair = pair_with_one_queue_each(site);

@@ -1,4 +1,5 @@
-//! Another process of a test's, which does as it is told: commands come by its input, a line each, and are answered by a line.
+//! Another process of a test's, which does as it is told: commands come by its input, a line each, and are
+//! answered by a line.
 //!
 //! It is the test's own executable, with a test in it that [serves](serve).
 
@@ -27,9 +28,11 @@ pub fn is_agent() -> bool {
     std::env::var_os(AGENT).is_some()
 }
 
-/// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
+/// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages
+/// can be moved at a safe point.
 pub fn serve<A: Agent>(make: fn() -> A) {
-    // SAFETY: the child leaves by _exit, and uses nothing that another thread of this process may be in the middle of: that waits for this test.
+    // SAFETY: the child leaves by _exit, and uses nothing that another thread of this process may be in the
+    // middle of: that waits for this test.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -87,7 +90,8 @@ impl Other {
         Self::of(command)
     }
 
-    /// Starts an agent by `command`, the command of a test program. Arguments are added that run the test `an_agent_answers`.
+    /// Starts an agent by `command`, the command of a test program. Arguments are added that run the test
+    /// `an_agent_answers`.
     pub fn of(mut command: Command) -> Self {
         permit_reading();
         let mut parent = command

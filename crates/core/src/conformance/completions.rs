@@ -140,7 +140,8 @@ pub fn moderated(site: &Site) {
     taken(1);
 }
 
-/// A completion that came before the queue was armed raises the event, once, unless it has been polled or is not of the kind.
+/// A completion that came before the queue was armed raises the event, once, unless it has been polled or is
+/// not of the kind.
 // IB-QP-37
 pub fn armed_late(site: &Site) {
     let pair = Pair::connect(site);
@@ -188,8 +189,8 @@ pub fn timestamps(site: &Site) {
     }
 }
 
-/// A thread that sleeps on the queue's descriptors finds all arrivals, also those that another thread takes in. No event tells of arrivals after it has
-/// left.
+/// A thread that sleeps on the queue's descriptors finds all arrivals, also those that another thread takes
+/// in. No event tells of arrivals after it has left.
 pub fn slept_on(site: &Site) {
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;

@@ -93,7 +93,8 @@ pub fn both_sides_disconnect(site: &Site) {
     }
 }
 
-/// The end is not reported while what came before it waits to be polled; not for long, so one of a few tries must show it.
+/// The end is not reported while what came before it waits to be polled; not for long, so one of a few tries
+/// must show it.
 pub fn the_end_waits_for_polls(site: &Site) {
     let waited = (0..20).filter(|_| {
         let pair = Pair::connect(site);

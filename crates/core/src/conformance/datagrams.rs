@@ -92,7 +92,8 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
     }
 }
 
-/// A wrong Q_Key, a number that no queue pair has, too long a message, no receive: the datagram is lost, and those behind it arrive.
+/// A wrong Q_Key, a number that no queue pair has, too long a message, no receive: the datagram is lost, and
+/// those behind it arrive.
 // IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-9, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };

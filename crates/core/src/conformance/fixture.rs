@@ -40,8 +40,8 @@ impl Site {
         Self { device, by_attributes: false, address: address.parse().expect("an IP address") }
     }
 
-    /// This site, where an exchange of attributes (number, GID, sequence numbers) connects pairs instead of the connection manager.
-    /// Programs with a channel of their own connect their queue pairs so.
+    /// This site, where an exchange of attributes (number, GID, sequence numbers) connects pairs instead of
+    /// the connection manager. Programs with a channel of their own connect their queue pairs so.
     #[must_use]
     pub fn by_attributes(self) -> Self {
         Self { by_attributes: true, ..self }
@@ -80,7 +80,8 @@ impl Memory {
     pub fn new(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Self {
         let words: Box<[AtomicU64]> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let address = words.as_ptr() as usize;
-        // SAFETY: the words live until `drop`, which deregisters first, and as atomics they tolerate any change.
+        // SAFETY: the words live until `drop`, which deregisters first, and as atomics they tolerate any
+        // change.
         let region =
             unsafe { MemoryRegion::register(domain, address, length as u64, address as u64, access) };
         Self { length, region: region.expect("memory registers"), words }
@@ -367,7 +368,8 @@ impl Side {
         self.queue_pair.modify(&attributes, mask | AttributeMask::STATE).unwrap();
     }
 
-    /// The next asynchronous event of the context, which must be of this kind and about the object with this cookie.
+    /// The next asynchronous event of the context, which must be of this kind and about the object with this
+    /// cookie.
     #[track_caller]
     pub fn raised(&self, kind: AsyncEventKind, subject: u64) {
         let events = self.context.events();
@@ -486,7 +488,8 @@ pub fn completion(queue: &CompletionQueue) -> Completion {
     }
 }
 
-/// Depths as large as possible. As over iWARP, a message without a receive breaks the connection; a thread that gets no processor for a while does not.
+/// Depths as large as possible. As over iWARP, a message without a receive breaks the connection; a thread
+/// that gets no processor for a while does not.
 pub fn parameters() -> Parameters<'static> {
     Parameters {
         connection: ConnectionParameters {
@@ -501,8 +504,9 @@ pub fn parameters() -> Parameters<'static> {
 
 /// Calls `act` in a child of fork, where it succeeds unless it panics, and waits for that one's end.
 pub fn in_a_child(act: impl FnOnce()) {
-    // SAFETY: the child calls nothing that another thread of this process could have left locked. Allocation is safe after fork with the C library's
-    // allocator, and the cases are about the rest. It leaves through _exit.
+    // SAFETY: the child calls nothing that another thread of this process could have left locked. Allocation
+    // is safe after fork with the C library's allocator, and the cases are about the rest. It leaves through
+    // _exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {

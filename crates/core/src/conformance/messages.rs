@@ -173,7 +173,8 @@ pub fn no_receive(site: &Site) {
     pair.ended();
 }
 
-/// Keys of another protection domain, of nothing, too long elements, and a receive into memory that is read-only.
+/// Keys of another protection domain, of nothing, too long elements, and a receive into memory that is
+/// read-only.
 // IB-RC-REQ-18, IB-RC-RSP-27, IB-QP-32, IB-QP-42
 pub fn wrong_local_keys(site: &Site) {
     for case in ["foreign domain", "no key", "past the end"] {

@@ -1,11 +1,12 @@
-//! The suite that every transport must pass. Each case uses the public interface alone, in one process, over one device.
+//! The suite that every transport must pass. Each case uses the public interface alone, in one process, over
+//! one device.
 //!
 //! ```text
 //! adverb_core::conformance_tests!(Site::new(|| engine::install(&[my_transport::FACTORY]), "mine0", "127.0.0.1"));
 //! ```
 //!
-//! Transports whose queue pairs attributes connect run a second list, with the services and states that exist there alone; it needs no
-//! connection manager:
+//! Transports whose queue pairs attributes connect run a second list, with the services and states that exist
+//! there alone; it needs no connection manager:
 //!
 //! ```text
 //! adverb_core::conformance_tests_by_attributes!(
@@ -13,8 +14,9 @@
 //! );
 //! ```
 //!
-//! A case panics when the transport fails it. All waits are bounded by [`TEST_TIMEOUT`]. Operations that the device does not list are left out. The
-//! standards of the transports differ in places: an iWARP write completes when it is on its way. There a case asks for the rules that they have in common.
+//! A case panics when the transport fails it. All waits are bounded by [`TEST_TIMEOUT`]. Operations that the
+//! device does not list are left out. The standards of the transports differ in places: an iWARP write
+//! completes when it is on its way. There a case asks for the rules that they have in common.
 
 mod again;
 pub mod agent;
@@ -134,8 +136,8 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Makes a test of each case that suits queue pairs which attributes connect, for the [`Site`](crate::conformance::Site) that the
-/// expression gives.
+/// Makes a test of each case that suits queue pairs which attributes connect, for the
+/// [`Site`](crate::conformance::Site) that the expression gives.
 #[macro_export]
 macro_rules! conformance_tests_by_attributes {
     ($site:expr) => {

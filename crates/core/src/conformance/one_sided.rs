@@ -306,7 +306,8 @@ pub fn atomic_writes(site: &Site) {
     }
 }
 
-/// Flushes of a range and of a whole region. A flush that the region or the queue pair does not permit is refused.
+/// Flushes of a range and of a whole region. A flush that the region or the queue pair does not permit is
+/// refused.
 // IB-RC-RSP-46
 pub fn flushes(site: &Site) {
     const LENGTH: u64 = 64;

@@ -194,7 +194,8 @@ pub fn destroyed_with_work_outstanding(site: &Site) {
     }
 }
 
-/// Requests of a queue pair that is destroyed are not reported, so they cannot fill up a completion queue that others share.
+/// Requests of a queue pair that is destroyed are not reported, so they cannot fill up a completion queue
+/// that others share.
 // IB-QP-35
 pub fn destruction_reports_nothing(site: &Site) {
     let shape = Shape { receives: 64, receive_completions: 2, ..Shape::default() };
@@ -208,7 +209,8 @@ pub fn destruction_reports_nothing(site: &Site) {
     assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap(), 0);
 }
 
-/// In a child of fork the objects answer with an error, a fresh engine works, and the parent's connection lives on.
+/// In a child of fork the objects answer with an error, a fresh engine works, and the parent's connection
+/// lives on.
 pub fn a_child_of_fork(site: &Site) {
     let pair = Pair::connect(site);
     in_a_child(|| in_the_child(site, &pair));

@@ -9,7 +9,8 @@ use crate::request::{Data, Datagram, Opcode, ReceiveRequest, SendRequest, Status
 use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::collections::HashSet;
 
-/// Messages of several connections take the receives of one queue, oldest first, and complete where their queue pair completes.
+/// Messages of several connections take the receives of one queue, oldest first, and complete where their
+/// queue pair completes.
 // IB-SRQ-1, IB-SRQ-3, IB-SRQ-11
 pub fn a_shared_receive_queue_feeds_all(site: &Site) {
     const PAIRS: usize = 3;
@@ -132,7 +133,8 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
     assert!(!home.context.events().ready(0).unwrap(), "it was disarmed");
 }
 
-/// A peer that takes more than its share is noticed: an event tells that receives run low, and each completion whose message took one.
+/// A peer that takes more than its share is noticed: an event tells that receives run low, and each
+/// completion whose message took one.
 // RFC5042-6.4.3.1-1
 pub fn a_peer_that_takes_more_than_its_share_of_receives_is_noticed(site: &Site) {
     let home = Home::sharing(site, 8);

@@ -15,7 +15,8 @@ fn connected(site: &Site) -> Option<Pair> {
     has.then(|| Pair::of(site, Service::Uc, Shape::default(), &Home::new(site)))
 }
 
-/// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while the receiver listens.
+/// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while the
+/// receiver listens.
 // IB-UC-1, IB-UC-3, IB-UC-15, IB-PKT-17, ROCE-27
 pub fn unreliable_messages(site: &Site) {
     const ROOM: usize = 20_000;
@@ -57,7 +58,8 @@ pub fn unreliable_messages(site: &Site) {
     assert_eq!(refused, Err(PostError::Unsupported), "there are no reads");
 }
 
-/// A message without a receive, or to memory that is not granted, is lost without a word; the next one arrives.
+/// A message without a receive, or to memory that is not granted, is lost without a word; the next one
+/// arrives.
 // IB-UC-2, IB-UC-10, IB-UC-12
 pub fn messages_that_an_unreliable_peer_refuses_are_lost(site: &Site) {
     let Some(pair) = connected(site) else { return };
@@ -87,7 +89,8 @@ pub fn messages_that_an_unreliable_peer_refuses_are_lost(site: &Site) {
     assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Rts));
 }
 
-/// Of a send that does not fit its receive nothing lies behind the receive, which ends in error or serves the next message.
+/// Of a send that does not fit its receive nothing lies behind the receive, which ends in error or serves the
+/// next message.
 // IB-UC-9, IB-UC-14
 pub fn an_unreliable_message_too_long(site: &Site) {
     let Some(pair) = connected(site) else { return };
@@ -113,7 +116,8 @@ pub fn an_unreliable_message_too_long(site: &Site) {
     assert_eq!(server.queue_pair.state(), State::Rts);
 }
 
-/// A receive whose memory is not there ends in error, and with it the queue pair; it does not swallow message after message.
+/// A receive whose memory is not there ends in error, and with it the queue pair; it does not swallow message
+/// after message.
 // IB-UC-14
 pub fn an_unreliable_receive_that_cannot_be_written(site: &Site) {
     let Some(pair) = connected(site) else { return };
@@ -132,7 +136,8 @@ pub fn an_unreliable_receive_that_cannot_be_written(site: &Site) {
     assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Error));
 }
 
-/// A request that concerns keys waits for those before it, and is carried out although no acknowledgement comes.
+/// A request that concerns keys waits for those before it, and is carried out although no acknowledgement
+/// comes.
 // IB-MW-1, IB-UC-3
 pub fn a_window_is_bound_behind_unreliable_messages(site: &Site) {
     let Some(pair) = connected(site) else { return };
@@ -185,7 +190,8 @@ pub fn an_unreliable_send_queue_drains(site: &Site) {
     }
 }
 
-/// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives go on meanwhile.
+/// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives
+/// go on meanwhile.
 // IB-QP-8, IB-UC-16
 pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
     let Some(pair) = connected(site) else { return };
@@ -215,7 +221,8 @@ pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
     server.received_well(6);
 }
 
-/// While one thread posts, now and then with a wrong key, and another resumes the send queue, each request ends once and in order.
+/// While one thread posts, now and then with a wrong key, and another resumes the send queue, each request
+/// ends once and in order.
 // IB-QP-8, IB-QP-27, IB-UC-16
 pub fn a_send_queue_is_resumed_while_others_post(site: &Site) {
     const REQUESTS: u64 = 2000;

@@ -25,7 +25,8 @@ fn wait_for(queue: &CompletionQueue) -> Completion {
     }
 }
 
-/// Runs these beside each other, and returns when all are done. They are not scoped: the case reports a thread that is not woken.
+/// Runs these beside each other, and returns when all are done. They are not scoped: the case reports a
+/// thread that is not woken.
 fn beside(parts: Vec<Box<dyn FnOnce() + Send>>) {
     let (done, ends) = mpsc::channel();
     let count = parts.len();
@@ -42,8 +43,8 @@ fn beside(parts: Vec<Box<dyn FnOnce() + Send>>) {
     }
 }
 
-/// Two threads wait for each other's messages, alone or while the other waits, too; for completions of their own in the same way, or with poll(2). Each is
-/// woken, whether it or the other takes in the packets.
+/// Two threads wait for each other's messages, alone or while the other waits, too; for completions of their
+/// own in the same way, or with poll(2). Each is woken, whether it or the other takes in the packets.
 pub fn awaited(site: &Site) {
     const ROUNDS: u64 = 400;
     let pair = Arc::new(Pair::connect(site));
@@ -82,7 +83,8 @@ static HANDLERS: Mutex<()> = Mutex::new(());
 /// Has a handler called at a signal that no other code uses. Returns the signal's number.
 fn handle(signal: libc::c_int, flags: libc::c_int, handler: extern "C" fn(libc::c_int)) -> libc::c_int {
     let signal = libc::SIGRTMIN() + signal;
-    // SAFETY: all zeros is an empty mask and no flags; the handlers here make no calls but such as a handler may make.
+    // SAFETY: all zeros is an empty mask and no flags; the handlers here make no calls but such as a handler
+    // may make.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as usize;
@@ -224,7 +226,8 @@ pub fn awaited_by_one_who_is_kept(site: &Site) {
     }
 }
 
-/// A child of fork that closes its copy of the channel disturbs no thread of the parent that waits there, and cannot wait itself.
+/// A child of fork that closes its copy of the channel disturbs no thread of the parent that waits there, and
+/// cannot wait itself.
 pub fn awaited_beside_a_fork(site: &Site) {
     const ROUNDS: u64 = 3;
     let pair = Pair::connect(site);
@@ -248,7 +251,8 @@ pub fn awaited_beside_a_fork(site: &Site) {
     }
 }
 
-/// Several threads wait on one channel, and one more with poll(2) on another: each event has one of them, and none is missed.
+/// Several threads wait on one channel, and one more with poll(2) on another: each event has one of them, and
+/// none is missed.
 pub fn awaited_by_several(site: &Site) {
     const ROUNDS: u64 = 200;
     const THREADS: u64 = 3;

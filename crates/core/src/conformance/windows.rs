@@ -94,7 +94,8 @@ pub fn windows_open_part_of_a_region(site: &Site) {
     }
 }
 
-/// A window of type 1 serves every peer of its domain and is bound anew or to nothing; one of type 2 serves one.
+/// A window of type 1 serves every peer of its domain and is bound anew or to nothing; one of type 2 serves
+/// one.
 // IB-MW-4, IB-MW-5, IB-MW-6
 pub fn windows_of_both_types(site: &Site) {
     if !site.can(&[Opcode::BindWindow]) {
@@ -125,7 +126,8 @@ pub fn windows_of_both_types(site: &Site) {
     assert_ne!(read(&pairs[0], memory.address(32), second, 8), Status::Success, "bound to nothing");
 }
 
-/// A window of type 2 is taken back by the peer, by a local request, or by deallocation. It can be bound again after the first two.
+/// A window of type 2 is taken back by the peer, by a local request, or by deallocation. It can be bound
+/// again after the first two.
 // IB-MW-9, IB-MW-11
 pub fn windows_are_taken_back(site: &Site) {
     if !site.can(&[Opcode::BindWindow, Opcode::SendWithInvalidate]) {
@@ -276,7 +278,8 @@ impl Busy {
         Self { pair, memory, window, what }
     }
 
-    /// Posts the request while another thread uses the bytes, and calls `act`. That thread goes on when `act` lets it, or returns.
+    /// Posts the request while another thread uses the bytes, and calls `act`. That thread goes on when `act`
+    /// lets it, or returns.
     fn during<T>(&self, act: impl FnOnce(&dyn Fn()) -> T) -> T {
         let Self { pair: Pair { server, .. }, memory, window, what } = self;
         let keys = &server.context.engine().keys;
@@ -331,8 +334,8 @@ impl Busy {
     }
 }
 
-/// A request about keys is complete when nobody uses the bytes of before any more. Until then it stops no other queue pair, not even one whose receives
-/// complete in the same queue, and it fails in the end.
+/// A request about keys is complete when nobody uses the bytes of before any more. Until then it stops no
+/// other queue pair, not even one whose receives complete in the same queue, and it fails in the end.
 pub fn requests_about_keys_wait_for_uses_and_stop_nobody_else(site: &Site) {
     const ROUNDS: u32 = 10;
     if !site.can(&[Opcode::BindWindow, Opcode::LocalInvalidate]) {
@@ -384,7 +387,8 @@ pub fn a_region_changes(site: &Site) {
     let pairs = [(); 4].map(|()| Pair::to_home(site, Shape::default(), &home));
     let (first, second) = (Memory::open(&home.domain, 64), Memory::open(&home.domain, 64));
     let key = first.region.key();
-    // SAFETY: the bytes are those of `first` and `second`, which live until the region is deregistered at the end.
+    // SAFETY: the bytes are those of `first` and `second`, which live until the region is deregistered at the
+    // end.
     let change = |region: &crate::region::MemoryRegion, what| unsafe { region.reregister(&what) };
     let moved = Reregistration { bytes: Some((second.address(0) as usize, 64)), ..Default::default() };
     let region = change(&first.region, moved).unwrap();

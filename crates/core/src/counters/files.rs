@@ -1,8 +1,10 @@
-//! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they follow from the processes' counters.
+//! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they
+//! follow from the processes' counters.
 //!
-//! The library that `adverb run` preloads writes such a file anew whenever a program opens it. The value is the sum of counters of all processes of the
-//! run, of those that have ended, too. The library knows nothing of this crate. So the command writes down for it which words of a page each file is the
-//! sum of ([`recipes`]).
+//! The library that `adverb run` preloads writes such a file anew whenever a program opens it. The value is
+//! the sum of counters of all processes of the run, of those that have ended, too. The library knows nothing
+//! of this crate. So the command writes down for it which words of a page each file is the sum of
+//! ([`recipes`]).
 
 use super::page::{self, CounterSet, DEVICES, NAME, Page};
 use super::{Counter, Counters};
@@ -42,9 +44,10 @@ macro_rules! files {
     };
 }
 
-/// The files that the kernel shows for every port of an adapter (`pma_attrs`), as far as they can be true. The others count events that cannot happen
-/// without such a link. Data is in units of four bytes. It is payload; packets and frames are those of the protocol. An operation that is done in the
-/// peer's memory at once counts as one.
+/// The files that the kernel shows for every port of an adapter (`pma_attrs`), as far as they can be true.
+/// The others count events that cannot happen without such a link. Data is in units of four bytes. It is
+/// payload; packets and frames are those of the protocol. An operation that is done in the peer's memory at
+/// once counts as one.
 const PORT: &[File] = files! {
     "counters/port_xmit_data": [tx_bytes] / 4;
     "counters/port_rcv_data": [rx_bytes] / 4;
@@ -72,7 +75,8 @@ const NEVER: [&str; 11] = [
     "counters/port_xmit_wait",
 ];
 
-/// The files that the kernel's rxe shows beside them, under its names, as far as their events are counted here.
+/// The files that the kernel's rxe shows beside them, under its names, as far as their events are counted
+/// here.
 const ROCE: &[File] = files! {
     "hw_counters/sent_pkts": [tx_frames, tx_direct] / 1;
     "hw_counters/rcvd_pkts": [rx_frames] / 1;
@@ -123,7 +127,8 @@ pub fn totals(folder: &str) -> Vec<(String, Counters)> {
     totals
 }
 
-/// Lines for the preloaded library: how a page is laid out, then a line for each file that follows from counters.
+/// Lines for the preloaded library: how a page is laid out, then a line for each file that follows from
+/// counters.
 pub fn recipes() -> String {
     let layout = [
         offset_of!(Page, changing),

@@ -78,7 +78,8 @@ impl Drop for CounterLine {
     }
 }
 
-/// Writes a text into a line. Another process that reads meanwhile finds nothing, or parts of the old and the new text.
+/// Writes a text into a line. Another process that reads meanwhile finds nothing, or parts of the old and the
+/// new text.
 fn write(cells: &[AtomicU8; TEXT], text: &str) {
     let Some((first, rest)) = cells.split_first() else { return };
     first.store(0, Ordering::Release);
@@ -88,7 +89,8 @@ fn write(cells: &[AtomicU8; TEXT], text: &str) {
     first.store(text.bytes().next().unwrap_or(0), Ordering::Release);
 }
 
-/// The texts in the bytes of a [`Lines`], in the order of the lines and as plain text, and the count of those that have found no line.
+/// The texts in the bytes of a [`Lines`], in the order of the lines and as plain text, and the count of those
+/// that have found no line.
 pub(super) fn parse(bytes: &[u8]) -> (Vec<String>, u64) {
     const MORE: usize = std::mem::offset_of!(Lines, more);
     const START: usize = std::mem::offset_of!(Lines, text);
@@ -100,7 +102,8 @@ pub(super) fn parse(bytes: &[u8]) -> (Vec<String>, u64) {
     (said.collect(), more)
 }
 
-/// There are no more lines than there is room for, and each is as `is_plain` says of a text of at most so many bytes.
+/// There are no more lines than there is room for, and each is as `is_plain` says of a text of at most so
+/// many bytes.
 #[cfg(any(test, fuzzing))]
 pub(super) fn check(said: &[String], is_plain: impl Fn(&str, usize) -> bool) {
     assert!(said.len() <= LINES && said.iter().all(|line| is_plain(line, TEXT)), "{said:?}");

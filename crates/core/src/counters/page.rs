@@ -1,9 +1,10 @@
 //! The memory that a process's counters are in.
 //!
-//! In a program of `adverb run` it is a file of the run ([`super::files`]), so that the counters stay when the process has ended. Such a file is of one
-//! process at a time, which holds a lock on it. Its mapping holds the lock, too, so a child that has not called exec keeps the file. The next process with
-//! the same devices goes on with the file, and puts away the counters that are there. Elsewhere the page is a memfd, and goes with the process. Where
-//! neither can be had it is ordinary memory.
+//! In a program of `adverb run` it is a file of the run ([`super::files`]), so that the counters stay when
+//! the process has ended. Such a file is of one process at a time, which holds a lock on it. Its mapping
+//! holds the lock, too, so a child that has not called exec keeps the file. The next process with the same
+//! devices goes on with the file, and puts away the counters that are there. Elsewhere the page is a memfd,
+//! and goes with the process. Where neither can be had it is ordinary memory.
 
 use super::lines::{self, Lines};
 use super::{Counters, files};
@@ -91,7 +92,8 @@ impl Page {
         }
     }
 
-    /// Puts away the counters of an ended process on the first devices. Another process that reads meanwhile reads again.
+    /// Puts away the counters of an ended process on the first devices. Another process that reads meanwhile
+    /// reads again.
     fn put_away(&self, devices: usize) {
         self.be_silent();
         self.set_place(0);
@@ -207,8 +209,9 @@ fn of_its_own() -> &'static Page {
 
 fn map(flags: i32, fd: i32) -> Option<&'static Page> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a fresh mapping of the page's size: of the file, which has that size, or anonymous. All bytes are a valid Page, of atomics only. `claim`
-    // unmaps a page that is not the process's alone, and knows of no other user.
+    // SAFETY: a fresh mapping of the page's size: of the file, which has that size, or anonymous. All bytes
+    // are a valid Page, of atomics only. `claim` unmaps a page that is not the process's alone, and knows of
+    // no other user.
     unsafe {
         let page = libc::mmap(std::ptr::null_mut(), size_of::<Page>(), access, flags, fd, 0);
         (page != libc::MAP_FAILED).then(|| &*page.cast::<Page>())
@@ -239,8 +242,9 @@ const NAMES: usize = std::mem::offset_of!(Page, names);
 const LINES: usize = std::mem::offset_of!(Page, lines);
 const SETS: usize = std::mem::offset_of!(Page, sets);
 
-/// The devices of the page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None of them is there if
-/// nothing is in it. Only the parts that are in use are read: a page is long.
+/// The devices of the page in a file, as it was when nothing was being put away; as it is where its owner
+/// stopped while it did so. None of them is there if nothing is in it. Only the parts that are in use are
+/// read: a page is long.
 ///
 /// # Errors
 /// There is no such file.
@@ -287,7 +291,8 @@ pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec
     Ok(bytes)
 }
 
-/// The devices with these names and sets, each name once and as plain text: the page may be of a hostile process. None if there are too few sets.
+/// The devices with these names and sets, each name once and as plain text: the page may be of a hostile
+/// process. None if there are too few sets.
 fn counted(names: &[u8], sets: &[u8]) -> Option<Vec<DeviceCounters>> {
     let mut words = sets.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
     let mut devices: Vec<DeviceCounters> = Vec::new();
@@ -316,9 +321,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<PageContents> {
     })
 }
 
-/// Any bytes at any places of a page, from the second byte on: parts of three bytes of place and length, and as many bytes as they say. Devices have names
-/// of their own, and all is plain text of a bounded length. A page that another process can read from a file says the same. The first byte is odd where the
-/// page is cut.
+/// Any bytes at any places of a page, from the second byte on: parts of three bytes of place and length, and
+/// as many bytes as they say. Devices have names of their own, and all is plain text of a bounded length. A
+/// page that another process can read from a file says the same. The first byte is odd where the page is cut.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let Some((&how, mut rest)) = bytes.split_first() else { return };

@@ -37,15 +37,17 @@ impl CompletionChannel {
         self.events.descriptor()
     }
 
-    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in packets in the background
-    /// thread's place ([`Reactor::begin_duty`](crate::reactor::Reactor::begin_duty)).
+    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread
+    /// that sleeps takes in packets in the background thread's place
+    /// ([`Reactor::begin_duty`](crate::reactor::Reactor::begin_duty)).
     pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
         // Before any lock: in a child of fork, a thread of the parent may hold it for ever.
         self.context().born.check()?;
         // Arrivals wake the thread also after the program has destroyed the channel.
         let this = self.clone();
         loop {
-            // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is, outside of the lock.
+            // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is,
+            // outside of the lock.
             let mut found = None;
             let mut taken = |event: &Weak<CompletionQueue>| {
                 found = event.upgrade();
@@ -64,11 +66,11 @@ impl CompletionChannel {
         }
     }
 
-    /// Waits until an event is there, and takes it; meanwhile the thread takes in packets. False: there may be an event already, or another thread takes in
-    /// packets, or the program wants no thread to wait.
+    /// Waits until an event is there, and takes it; meanwhile the thread takes in packets. False: there may
+    /// be an event already, or another thread takes in packets, or the program wants no thread to wait.
     ///
-    /// Signal handlers run in its sleep alone: elsewhere the signal would not end the sleep that follows, and a handler that forks or jumps out would
-    /// leave locks behind.
+    /// Signal handlers run in its sleep alone: elsewhere the signal would not end the sleep that follows, and
+    /// a handler that forks or jumps out would leave locks behind.
     ///
     /// # Errors
     /// EINTR, by a handler without SA_RESTART. ENODEV in a child of fork.
@@ -132,8 +134,8 @@ impl CompletionChannel {
         self.seat.context()
     }
 
-    /// The program destroys the channel (ibv_destroy_comp_channel(3)): the context may go, though a connection that is still ending may hold
-    /// the channel a little longer.
+    /// The program destroys the channel (ibv_destroy_comp_channel(3)): the context may go, though a
+    /// connection that is still ending may hold the channel a little longer.
     ///
     /// # Errors
     /// EBUSY while completion queues report here.

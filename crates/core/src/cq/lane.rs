@@ -6,23 +6,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The receiving side of the queue pairs that complete on a completion queue, which its polls drive.
 ///
-/// The thread that gets a lane's try-lock drains it. While no thread of the program drains it, the background thread does.
+/// The thread that gets a lane's try-lock drains it. While no thread of the program drains it, the background
+/// thread does.
 pub trait Lane: Send + Sync {
-    /// Takes in packets that have arrived and sends those that are due, without ever waiting. Returns whether anything was done.
+    /// Takes in packets that have arrived and sends those that are due, without ever waiting. Returns whether
+    /// anything was done.
     fn poll(&self) -> bool;
-    /// A poll gives the program completions of a queue of this lane. Any thread may have taken in their packets. Only after [`tell_of_finds`].
+    /// A poll gives the program completions of a queue of this lane. Any thread may have taken in their
+    /// packets. Only after [`tell_of_finds`].
     fn found(&self) {}
-    /// A poll has done something, and the program gets no completion for it. The program may not poll again soon, so posts that wait to be gathered leave.
+    /// A poll has done something, and the program gets no completion for it. The program may not poll again
+    /// soon, so posts that wait to be gathered leave.
     fn settle(&self) {}
-    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when no queue pair needs it any more.
+    /// Whether the lane lives as long as its process: then completion queues may keep it, and poll it when no
+    /// queue pair needs it any more.
     fn lasts(&self) -> bool {
         false
     }
-    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must watch the lane.
+    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must
+    /// watch the lane.
     fn arm(&self);
-    /// Threads that poll the queue from now on serve one-sided requests, too: the background thread keeps off while polls go on.
+    /// Threads that poll the queue from now on serve one-sided requests, too: the background thread keeps off
+    /// while polls go on.
     fn serve(&self) {}
-    /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there are none, it is as good as armed.
+    /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there
+    /// are none, it is as good as armed.
     fn begin_sleep(&self) {
         self.arm();
     }
@@ -42,7 +50,8 @@ pub fn tell_of_finds() {
     FINDS.store(true, Ordering::Relaxed);
 }
 
-/// Whether lanes are told when polls find something. If not, no thread has found anything by a lane that it does not post to.
+/// Whether lanes are told when polls find something. If not, no thread has found anything by a lane that it
+/// does not post to.
 #[inline]
 pub(crate) fn are_finds_told() -> bool {
     FINDS.load(Ordering::Relaxed)
@@ -54,7 +63,8 @@ impl CompletionQueue {
         self.each_lane(|lane| lane.settle());
     }
 
-    /// Tells the lanes that a poll gives the program completions. Out of line: where no transport has asked for that, a poll pays for one look at a flag.
+    /// Tells the lanes that a poll gives the program completions. Out of line: where no transport has asked
+    /// for that, a poll pays for one look at a flag.
     #[cold]
     #[inline(never)]
     pub(crate) fn found(&self) {

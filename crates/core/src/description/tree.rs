@@ -53,8 +53,9 @@ impl Tree {
         Some(bridges)
     }
 
-    /// Takes the place of an adapter above which no bridge was named. It is on a bus that there is already, or below a root port of its own, on a bus that
-    /// is not `reserved`. Bus 0 has none. Returns the bridges and the adapter.
+    /// Takes the place of an adapter above which no bridge was named. It is on a bus that there is already,
+    /// or below a root port of its own, on a bus that is not `reserved`. Bus 0 has none. Returns the bridges
+    /// and the adapter.
     ///
     /// # Errors
     /// As [`Self::take`].

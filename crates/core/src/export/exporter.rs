@@ -1,5 +1,5 @@
-//! The exporter's side. The background thread answers the processes that ask. The program's only thread answers about a region, the next time that it posts
-//! or polls, since its pages have to be moved.
+//! The exporter's side. The background thread answers the processes that ask. The program's only thread
+//! answers about a region, the next time that it posts or polls, since its pages have to be moved.
 
 use super::message::{Answer, LONGEST, QUESTION, Question, Subject};
 use super::{NAME, socket_name};
@@ -44,7 +44,8 @@ impl Exporter {
         &self.name
     }
 
-    /// Listens, from the first call on. Where that cannot be, nothing is exported; nor where `ADVERB_LOCAL` permits no access but our own.
+    /// Listens, from the first call on. Where that cannot be, nothing is exported; nor where `ADVERB_LOCAL`
+    /// permits no access but our own.
     pub fn listen(&self, engine: &'static Engine) {
         if !Together::now().exports() {
             return;

@@ -41,8 +41,9 @@ impl Remote {
     /// The name of the device that the context is of.
     ///
     /// # Errors
-    /// EOPNOTSUPP where no process listens: it has ended, or is of another network namespace. EACCES if it is of another user. ETIMEDOUT when it does not
-    /// answer. Else its answer: ENOENT for a context that is closed.
+    /// EOPNOTSUPP where no process listens: it has ended, or is of another network namespace. EACCES if it is
+    /// of another user. ETIMEDOUT when it does not answer. Else its answer: ENOENT for a context that is
+    /// closed.
     pub fn device(&self) -> Result<String> {
         Ok(self.ask(Subject::Context, 0, 0)?.1.text)
     }
@@ -55,10 +56,12 @@ impl Remote {
         self.ask(Subject::Domain, number, 0).map(drop)
     }
 
-    /// Imports the region with a key in that domain into `target`. It has a key of its own, and the addresses and rights of the original.
+    /// Imports the region with a key in that domain into `target`. It has a key of its own, and the addresses
+    /// and rights of the original.
     ///
     /// # Errors
-    /// As of [`Remote::device`]; ENOENT if there is none; EOPNOTSUPP where the pages cannot be shared; as [`MemoryRegion::register`].
+    /// As of [`Remote::device`]; ENOENT if there is none; EOPNOTSUPP where the pages cannot be shared; as
+    /// [`MemoryRegion::register`].
     pub fn import_region(
         &self,
         target: &Arc<ProtectionDomain>,

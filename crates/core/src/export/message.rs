@@ -108,7 +108,8 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     word
 }
 
-/// Tries any bytes. They are a question or an answer that is the same when it is made again, or none. The text for the log is plain.
+/// Tries any bytes. They are a question or an answer that is the same when it is made again, or none. The
+/// text for the log is plain.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     if let Some(question) = Question::parse(bytes) {

@@ -1,12 +1,16 @@
-//! Contexts and their objects, imported by another process of the same user and network namespace (`ibv_import_device(3)`).
+//! Contexts and their objects, imported by another process of the same user and network namespace
+//! (`ibv_import_device(3)`).
 //!
-//! The command descriptor of a context is a memfd, which says where its process listens, and a secret. A process that has a copy of it connects there
-//! ([`Remote`]), with one connection for each question, and the background thread answers ([`Exporter`]). To import a region, its pages move to where both
-//! processes can map them ([`crate::memory::moved`]). The importer registers its map of them in a key table of its own, under a key of its own, by the
-//! addresses of the original. The connection stays. By it comes the news that the original is deregistered, and then the import's key opens nothing either.
-//! If the exporter ends without that, the pages stay the importer's, as they do with the kernel.
+//! The command descriptor of a context is a memfd, which says where its process listens, and a secret. A
+//! process that has a copy of it connects there ([`Remote`]), with one connection for each question, and the
+//! background thread answers ([`Exporter`]). To import a region, its pages move to where both processes can
+//! map them ([`crate::memory::moved`]). The importer registers its map of them in a key table of its own,
+//! under a key of its own, by the addresses of the original. The connection stays. By it comes the news that
+//! the original is deregistered, and then the import's key opens nothing either. If the exporter ends without
+//! that, the pages stay the importer's, as they do with the kernel.
 //!
-//! No side waits for a process that does not do its part: the exporter waits for none, the importer for [`importer::ANSWER_TIMEOUT`].
+//! No side waits for a process that does not do its part: the exporter waits for none, the importer for
+//! [`importer::ANSWER_TIMEOUT`].
 
 mod exporter;
 mod importer;

@@ -18,7 +18,8 @@ pub(super) struct WarningOutput {
 }
 
 impl WarningOutput {
-    /// For the file that the descriptor leads to now. `run`: the standard error of `adverb run`, as [`name`] has it.
+    /// For the file that the descriptor leads to now. `run`: the standard error of `adverb run`, as [`name`]
+    /// has it.
     pub(super) fn new(fd: libc::c_int, run: Option<&str>) -> Self {
         let is_of_run = run.is_some_and(|run| name(fd).as_deref() == Some(run));
         Self { fd, file: file(fd).filter(|_| is_of_run || !is_data(fd)), lines: AtomicU32::new(0) }
@@ -54,7 +55,8 @@ impl WarningOutput {
         let mut polled = libc::pollfd { fd: self.fd, events: libc::POLLOUT, revents: 0 };
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let no_mask = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: one live pollfd, a live time, and no mask. By the system call, since the function may be the rsockets' own.
+        // SAFETY: one live pollfd, a live time, and no mask. By the system call, since the function may be
+        // the rsockets' own.
         let ready =
             unsafe { libc::syscall(libc::SYS_ppoll, &raw mut polled, 1, &raw const at_once, no_mask, 0) };
         match ready == 1 && polled.revents == libc::POLLOUT {
@@ -89,7 +91,8 @@ pub(super) fn name(fd: libc::c_int) -> Option<String> {
     file(fd).map(|(device, number)| format!("{device}-{number}"))
 }
 
-/// A program that closes its standard error may get the descriptor for a file of its own. Such a file is read, too, and a file of errors is not.
+/// A program that closes its standard error may get the descriptor for a file of its own. Such a file is
+/// read, too, and a file of errors is not.
 fn is_data(fd: libc::c_int) -> bool {
     // SAFETY: plain numbers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

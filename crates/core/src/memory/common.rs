@@ -1,16 +1,20 @@
-//! Memory that a program of another process shares by itself: of a memory descriptor, in a file of a tmpfs such as `/dev/shm`, or a System V segment. This
-//! process maps it as it is.
+//! Memory that a program of another process shares by itself: of a memory descriptor, in a file of a tmpfs
+//! such as `/dev/shm`, or a System V segment. This process maps it as it is.
 //!
-//! Nothing is asked of the other process, and nothing of it changes. The list of its mappings (`/proc/PID/maps`) says which file the bytes are of. That
-//! file is had by `/proc/PID/map_files`, which is for privileged processes, by the number of the segment, or by a descriptor that the program has open for
+//! Nothing is asked of the other process, and nothing of it changes. The list of its mappings
+//! (`/proc/PID/maps`) says which file the bytes are of. That file is had by `/proc/PID/map_files`, which is
+//! for privileged processes, by the number of the segment, or by a descriptor that the program has open for
 //! it.
 //!
-//! The program may unmap the bytes at any time, put something else in their place, or protect them. So before each use ([`Common::at`]) the list is asked
-//! whether they are still of the same place of the same file, and may be used in this way. A file that is mapped here keeps its name in that list. If the
-//! answer is no, the kernel copies. If a program changes its memory while a request of a peer is under way, the request uses the old place or the new one.
+//! The program may unmap the bytes at any time, put something else in their place, or protect them. So before
+//! each use ([`Common::at`]) the list is asked whether they are still of the same place of the same file, and
+//! may be used in this way. A file that is mapped here keeps its name in that list. If the answer is no, the
+//! kernel copies. If a program changes its memory while a request of a peer is under way, the request uses
+//! the old place or the new one.
 //!
-//! The descriptor is opened and closed by a thread that has a table of descriptors of its own ([`apart`]). To close a descriptor of a file lets go of all
-//! locks that the process has on it (lockf(3)), and they are the program's.
+//! The descriptor is opened and closed by a thread that has a table of descriptors of its own ([`apart`]). To
+//! close a descriptor of a file lets go of all locks that the process has on it (lockf(3)), and they are the
+//! program's.
 
 use super::moved::{self, Identity, Maps, Name, Refusal, View, Vma};
 use super::process::Process;
@@ -45,7 +49,8 @@ impl Origin {
     }
 }
 
-/// Whether these mappings have all bytes of [`start`, `end`), which is not empty, in one piece of one file that may be used so.
+/// Whether these mappings have all bytes of [`start`, `end`), which is not empty, in one piece of one file
+/// that may be used so.
 fn one_piece(found: &[Vma], start: usize, end: usize, protection: i32) -> Result<Origin, Refusal> {
     let origin = found.first().and_then(Origin::of).ok_or(NOT_SHARED)?;
     let mut reached = start;
@@ -66,8 +71,9 @@ fn one_piece(found: &[Vma], start: usize, end: usize, protection: i32) -> Result
 
 const NOT_SHARED: Refusal = Refusal::Memory("it is not shared by the program");
 
-/// Whether peers may map these bytes of the program's as they are, as far as can be told without the file. They must be shared memory of the kernel, in one
-/// piece of one file, which the program may read and write. Takes some ten microseconds.
+/// Whether peers may map these bytes of the program's as they are, as far as can be told without the file.
+/// They must be shared memory of the kernel, in one piece of one file, which the program may read and write.
+/// Takes some ten microseconds.
 ///
 /// # Errors
 /// Why not.
@@ -102,7 +108,8 @@ pub fn may_be_had() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether this device has the files without a name: memory descriptors, System V segments, shared anonymous memory.
+/// Whether this device has the files without a name: memory descriptors, System V segments, shared anonymous
+/// memory.
 fn is_unnamed(major: u32, minor: u32) -> bool {
     static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
     let look = || {
@@ -117,7 +124,8 @@ fn is_unnamed(major: u32, minor: u32) -> bool {
     *DEVICE.get_or_init(look) == Some((major, minor))
 }
 
-/// Whether a list of mounts (`/proc/PID/mountinfo`) has this device as a tmpfs: `id parent major:minor root place options [fields] - type ...`.
+/// Whether a list of mounts (`/proc/PID/mountinfo`) has this device as a tmpfs:
+/// `id parent major:minor root place options [fields] - type ...`.
 fn is_tmpfs(mounts: &[u8], major: u32, minor: u32) -> bool {
     let device = format!("{major}:{minor}");
     let is_it = |line: &str| {
@@ -137,8 +145,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// The bytes at `address` of another process, to be read and, if `to_write`, written. Takes some hundred microseconds, and waits for a thread that it
-    /// starts.
+    /// The bytes at `address` of another process, to be read and, if `to_write`, written. Takes some hundred
+    /// microseconds, and waits for a thread that it starts.
     ///
     /// # Errors
     /// Why the kernel had better copy.
@@ -168,8 +176,8 @@ impl Common {
         Ok(common)
     }
 
-    /// Where `length` bytes at `at` of them are mapped, if the program has them there at this moment, and permits this. A system call. `process`: that of
-    /// [`Common::open`].
+    /// Where `length` bytes at `at` of them are mapped, if the program has them there at this moment, and
+    /// permits this. A system call. `process`: that of [`Common::open`].
     pub fn at(&self, process: &Process, at: usize, length: usize, to_write: bool) -> Option<(&View, usize)> {
         let end = at.checked_add(length).filter(|end| length > 0 && *end <= self.length)?;
         let protection = if to_write { BOTH } else { libc::PROT_READ };
@@ -217,7 +225,8 @@ impl MapRequest {
         let missing = |error| Refusal::because("/proc/PID/fd", &error);
         let list = std::fs::read_dir(format!("/proc/{}/fd", self.number)).map_err(missing)?;
         for entry in list.take(MOST_DESCRIPTORS).flatten() {
-            // Before the file system is asked, which may be one of a server that does not answer. This opens nothing.
+            // Before the file system is asked, which may be one of a server that does not answer. This opens
+            // nothing.
             if self.may_be(&entry)
                 && std::fs::metadata(entry.path()).is_ok_and(|found| self.is_it(&found))
                 && let Ok(file) = self.open_entry(&entry)
@@ -316,7 +325,8 @@ fn is_memory(file: &File) -> Result<(), Refusal> {
     }
 }
 
-/// Does something in a thread that has no descriptors but those that it opens, and waits for it. They go with the thread.
+/// Does something in a thread that has no descriptors but those that it opens, and waits for it. They go with
+/// the thread.
 fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -324,7 +334,8 @@ fn apart<T: Send + 'static>(
     let (sender, receiver) = mpsc::channel();
     let run = move || {
         const UNSHARE: usize = 2;
-        // SAFETY: from then on the thread has a table of descriptors of its own, of which all is closed. No other thread uses that table.
+        // SAFETY: from then on the thread has a table of descriptors of its own, of which all is closed. No
+        // other thread uses that table.
         let has_own =
             unsafe { libc::syscall(libc::SYS_close_range, 0usize, u32::MAX as usize, UNSHARE) } == 0;
         let done = if has_own { work() } else { Err(Refusal::system("close_range")) };
@@ -564,7 +575,8 @@ mod tests {
         assert_eq!(open(address + 2 * PAGE, 4 * PAGE).err(), Some(NOT_SHARED));
     }
 
-    /// A peer never uses pages of the file as the bytes of the region when the program has something else there.
+    /// A peer never uses pages of the file as the bytes of the region when the program has something else
+    /// there.
     #[test]
     fn memory_that_replaces_shared_pages_is_not_taken_for_them() {
         if !is_asked() {

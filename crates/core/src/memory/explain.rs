@@ -1,4 +1,5 @@
-//! Why a key does not open bytes, in words for a person. Only where something has failed already: nothing here is fast.
+//! Why a key does not open bytes, in words for a person. Only where something has failed already: nothing
+//! here is fast.
 
 use super::keys::{Access, AccessError, Entry, Keys};
 use std::fmt::Write;

@@ -1,14 +1,16 @@
-//! Uses of a key that last longer than a span: the memory is lent to a peer on this host, which reads it later.
+//! Uses of a key that last longer than a span: the memory is lent to a peer on this host, which reads it
+//! later.
 //!
-//! A thread that lends bytes stays a user of their key until they are given back. A deregistration that finds users has every [`Lender`] take back its
-//! loans of that key. Where nothing is lent, it costs nothing.
+//! A thread that lends bytes stays a user of their key until they are given back. A deregistration that finds
+//! users has every [`Lender`] take back its loans of that key. Where nothing is lent, it costs nothing.
 
 use super::keys::{Keys, Slot, Span};
 use crate::sync::Mutex;
 use std::mem::ManuallyDrop;
 use std::sync::Weak;
 
-/// A use of a key, to be given back by [`Keys::give_back`]. Until then a thread that takes the key away waits.
+/// A use of a key, to be given back by [`Keys::give_back`]. Until then a thread that takes the key away
+/// waits.
 #[derive(Debug)]
 #[must_use = "the key stays in use until it is given back"]
 pub struct KeyUse {
@@ -19,8 +21,9 @@ pub struct KeyUse {
 
 /// A lender of memory: it keeps the uses of keys that it has lent, and can take them back.
 pub trait Lender: Send + Sync {
-    /// Takes back all uses that `is_wanted` is true of, and gives them back to the table. A use that it does not find is on its way to it, or from it: the
-    /// lender is asked again. The caller may hold any lock. So this takes only a lock of its own, under which no thread waits for another.
+    /// Takes back all uses that `is_wanted` is true of, and gives them back to the table. A use that it does
+    /// not find is on its way to it, or from it: the lender is asked again. The caller may hold any lock. So
+    /// this takes only a lock of its own, under which no thread waits for another.
     fn recall(&self, is_wanted: &dyn Fn(&KeyUse) -> bool);
 }
 

@@ -1,4 +1,5 @@
-//! Keys of memory, and the only code that touches application memory. Regions as objects of a program are in [`crate::region`].
+//! Keys of memory, and the only code that touches application memory. Regions as objects of a program are in
+//! [`crate::region`].
 
 pub mod common;
 mod copy;

@@ -22,8 +22,8 @@ pub(crate) fn null() -> Option<&'static Null> {
 
 static NULL: OnceLock<Null> = OnceLock::new();
 
-/// Makes the null memory. It costs address space: pages that are only read are all the kernel's one page of zeros, and those
-/// that are written a piece that is mapped again and again.
+/// Makes the null memory. It costs address space: pages that are only read are all the kernel's one page of
+/// zeros, and those that are written a piece that is mapped again and again.
 pub(crate) fn make_null() -> Result<()> {
     const PIECE: u64 = 2 << 20;
     if NULL.get().is_some() {

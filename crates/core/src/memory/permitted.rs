@@ -1,8 +1,9 @@
 //! Whether the pages of the program's memory permit the rights of a region, asked when it is registered.
 //!
-//! Drivers pin a region's pages with the rights of the region, and say EFAULT where the mapping lacks one. The kernel tells of a mapping within half a
-//! microsecond (PROCMAP_QUERY, Linux 6.11). An older one would have to print all mappings. So there only holes are found, and a write that the mapping does
-//! not permit fails when it is made.
+//! Drivers pin a region's pages with the rights of the region, and say EFAULT where the mapping lacks one.
+//! The kernel tells of a mapping within half a microsecond (PROCMAP_QUERY, Linux 6.11). An older one would
+//! have to print all mappings. So there only holes are found, and a write that the mapping does not permit
+//! fails when it is made.
 
 use super::keys::{Access, Entry};
 use super::moved::mapping_at;
@@ -22,7 +23,8 @@ pub(crate) enum Permission {
     Permitted,
     /// A page is there that does not.
     Forbidden,
-    /// The kernel does not tell of pages from this address on: none is mapped there, or the address has a tag, or the kernel never tells.
+    /// The kernel does not tell of pages from this address on: none is mapped there, or the address has a
+    /// tag, or the kernel never tells.
     Untold(usize),
 }
 
@@ -37,7 +39,8 @@ impl Mappings {
         Self(file)
     }
 
-    /// Whether the pages of a region are mapped with its rights. Pages of memory on demand are found when they are used.
+    /// Whether the pages of a region are mapped with its rights. Pages of memory on demand are found when
+    /// they are used.
     ///
     /// # Errors
     /// EFAULT if they are not.
@@ -92,8 +95,8 @@ impl Drop for Mappings {
     }
 }
 
-/// Whether every page of [`start`, `end`) is mapped: mincore(2) answers ENOMEM for a hole. By itself: it needs more of the stack than those whose pages are
-/// told.
+/// Whether every page of [`start`, `end`) is mapped: mincore(2) answers ENOMEM for a hole. By itself: it
+/// needs more of the stack than those whose pages are told.
 #[cold]
 #[inline(never)]
 fn is_mapped(start: usize, end: usize) -> bool {
@@ -121,8 +124,9 @@ pub(crate) mod tests {
 
     pub(crate) const PAGE: usize = 4096;
 
-    /// Four pages that may be read and written, but for the second, which may only be read, and the third, not even that; and behind them a hole. They
-    /// stay, as others of another number. Their addresses are far below all that the kernel chooses, so that no other test gets those of the hole.
+    /// Four pages that may be read and written, but for the second, which may only be read, and the third,
+    /// not even that; and behind them a hole. They stay, as others of another number. Their addresses are far
+    /// below all that the kernel chooses, so that no other test gets those of the hole.
     pub(crate) fn area(number: usize) -> usize {
         let area = (64 << 30) + (number << 30);
         let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

@@ -1,11 +1,15 @@
-//! Memory of another process of this host, to and from which the kernel copies at this one's request: the way to memory that cannot be mapped.
+//! Memory of another process of this host, to and from which the kernel copies at this one's request: the way
+//! to memory that cannot be mapped.
 //!
-//! Short pieces go by the memory file of the other process (/proc/PID/mem). It belongs to that address space and to no other, so a program that takes over
-//! the process (execve(2)) or its number is out of reach. Longer pieces are faster by process_vm_writev(2) and process_vm_readv(2), which name a process by
-//! number. So each such call begins with a word at the *gate* ([`gate`]), a page of the other process at an address that it has drawn by lot. Where the
-//! gate is missing the kernel stops there, before it has touched anything else.
+//! Short pieces go by the memory file of the other process (/proc/PID/mem). It belongs to that address space
+//! and to no other, so a program that takes over the process (execve(2)) or its number is out of reach.
+//! Longer pieces are faster by process_vm_writev(2) and process_vm_readv(2), which name a process by number.
+//! So each such call begins with a word at the *gate* ([`gate`]), a page of the other process at an address
+//! that it has drawn by lot. Where the gate is missing the kernel stops there, before it has touched anything
+//! else.
 //!
-//! The last bytes become visible last: programs poll the last byte, and the kernel promises no order within one buffer.
+//! The last bytes become visible last: programs poll the last byte, and the kernel promises no order within
+//! one buffer.
 
 use super::keys::Span;
 use super::moved::page_size;
@@ -26,11 +30,13 @@ const TAIL: usize = 8;
 /// The word at the gate.
 const WORD: usize = 8;
 
-/// The kernel has not copied, or not all of it. It is not known which bytes of the other memory have been touched.
+/// The kernel has not copied, or not all of it. It is not known which bytes of the other memory have been
+/// touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRefusal;
 
-/// Another process, or this one, as far as copies need it. Thread-safe. A copy touches memory of that process alone, also if its owner lies about it.
+/// Another process, or this one, as far as copies need it. Thread-safe. A copy touches memory of that process
+/// alone, also if its owner lies about it.
 #[derive(Debug)]
 pub struct Process {
     number: libc::pid_t,
@@ -71,7 +77,8 @@ fn iovec(base: u64, length: usize) -> libc::iovec {
 }
 
 impl Process {
-    /// The process with this number, which has the word `mark` at `mark_at`, and its gate at `gate` (0: it has none). None if the system gives no way.
+    /// The process with this number, which has the word `mark` at `mark_at`, and its gate at `gate` (0: it
+    /// has none). None if the system gives no way.
     pub fn open(number: libc::pid_t, (mark_at, mark): (u64, u64), gate: u64) -> Option<Self> {
         if number <= 0 || !ways::has_kernel_copy() {
             return None;
@@ -80,7 +87,8 @@ impl Process {
         let open = || {
             File::options().read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY).open(name)
         };
-        // Marked at once: the reads below may take as long as the other process wishes, and a child of fork is not to have the file.
+        // Marked at once: the reads below may take as long as the other process wishes, and a child of fork
+        // is not to have the file.
         let file = if ways::has_memory_file() { open().ok().map(ForkClosedFile::new) } else { None };
         let mut process =
             Self { number, file, gate: None, is_closed: AtomicBool::new(false), maps: OnceLock::new() };
@@ -114,19 +122,22 @@ impl Process {
         self.number
     }
 
-    /// The list of its mappings, for questions about one (PROCMAP_QUERY). It belongs to the address space, as the memory file does.
+    /// The list of its mappings, for questions about one (PROCMAP_QUERY). It belongs to the address space, as
+    /// the memory file does.
     pub(super) fn maps(&self) -> Option<&File> {
         let open = || {
             let gate = self.gate?;
             let maps = File::open(format!("/proc/{}/maps", self.number)).ok()?;
             let maps = ForkClosedFile::new(descriptor::out_of_the_way(maps.into()).into());
-            // The list is certainly of that process if the process has its number afterwards, and still runs the program that was met.
+            // The list is certainly of that process if the process has its number afterwards, and still runs
+            // the program that was met.
             self.passes(gate).then_some(maps)
         };
         self.maps.get_or_init(open).as_ref().map(|ForkClosedFile(maps)| maps)
     }
 
-    /// Whether copies can be had. `by_file`: the memory file may be used, too, which knows no protection of pages.
+    /// Whether copies can be had. `by_file`: the memory file may be used, too, which knows no protection of
+    /// pages.
     #[inline]
     pub fn copies(&self, by_file: bool) -> bool {
         self.call(0, by_file).is_some()
@@ -142,7 +153,8 @@ impl Process {
     /// Copies bytes to `address` there.
     ///
     /// # Errors
-    /// The memory is not there, or may not be written, or the process is not there any more, or the system does not permit it.
+    /// The memory is not there, or may not be written, or the process is not there any more, or the system
+    /// does not permit it.
     pub fn write(&self, address: u64, bytes: &[u8], by_file: bool) -> Result<(), CopyRefusal> {
         self.copy(To::Them, address, bytes.as_ptr() as usize, bytes.len(), by_file)
     }
@@ -171,7 +183,8 @@ impl Process {
         self.copy(To::Us, address, span.address(), span.len(), by_file)
     }
 
-    /// `here` are bytes of the engine, or of a span that is open: in both directions the kernel finds out whether they are there.
+    /// `here` are bytes of the engine, or of a span that is open: in both directions the kernel finds out
+    /// whether they are there.
     fn copy(
         &self,
         to: To,
@@ -207,9 +220,9 @@ impl Process {
         let tail = if to == To::Them && length > TAIL { TAIL } else { 0 };
         let pieces = [iovec(here as u64, length - tail), iovec((here + length - tail) as u64, tail)];
         let (offset, pieces) = (address as libc::off64_t, pieces.as_ptr());
-        // Not by libc's functions, at which a thread may be cancelled.
-        // SAFETY: the pieces are bytes of the engine's or of an open span, which may be written for a read; the kernel checks whether they are there. The
-        // bytes in the other process are its own affair: it has said that we may.
+        // Not by libc's functions, at which a thread may be cancelled. SAFETY: the pieces are bytes of the
+        // engine's or of an open span, which may be written for a read; the kernel checks whether they are
+        // there. The bytes in the other process are its own affair: it has said that we may.
         let done = unsafe {
             match to {
                 To::Them if tail > 0 => {
@@ -229,7 +242,8 @@ impl Process {
         let local = [iovec(word.as_mut_ptr() as u64, WORD), iovec(here as u64, length)];
         let remote = [iovec(gate, WORD), iovec(address, body), iovec(address + body as u64, length - body)];
         let call = if to == To::Them { libc::SYS_process_vm_writev } else { libc::SYS_process_vm_readv };
-        // SAFETY: as in `by_file`. The kernel takes the other's pieces one after the other, and stops at the first that is not there.
+        // SAFETY: as in `by_file`. The kernel takes the other's pieces one after the other, and stops at the
+        // first that is not there.
         let done = unsafe {
             let (local, remote, flags) = (local.as_ptr(), remote.as_ptr(), 0usize);
             libc::syscall(call, self.number, local, 2usize, remote, 3usize, flags)
@@ -252,9 +266,10 @@ fn judge(done: libc::c_long, length: usize) -> Result<(), i32> {
     }
 }
 
-/// The address of this process's gate, 0 if there is none: a page at an address drawn by lot. As good as certainly, another program has nothing there. A
-/// child of fork, or another child of the same parent, may get the number of this process one day. It has nothing there either: no child inherits the page,
-/// and each draws its own.
+/// The address of this process's gate, 0 if there is none: a page at an address drawn by lot. As good as
+/// certainly, another program has nothing there. A child of fork, or another child of the same parent, may
+/// get the number of this process one day. It has nothing there either: no child inherits the page, and each
+/// draws its own.
 pub fn gate() -> u64 {
     static GATE: AtomicPtr<(ForkGeneration, u64)> = AtomicPtr::new(std::ptr::null_mut());
     let known = GATE.load(Ordering::Acquire);
@@ -269,7 +284,8 @@ pub fn gate() -> u64 {
     match GATE.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => gate,
         Err(other) => {
-            // SAFETY: no other thread has seen ours; another thread of this process has published its own, which is never freed.
+            // SAFETY: no other thread has seen ours; another thread of this process has published its own,
+            // which is never freed.
             unsafe {
                 drop(Box::from_raw(made));
                 libc::syscall(libc::SYS_munmap, gate, page_size());
@@ -283,7 +299,8 @@ fn draw_gate() -> u64 {
     const TRIES: u32 = 16;
     let page = page_size() as u64;
     let place = || {
-        // From 4 GiB on up to 64 TiB: every 64-bit system has such addresses for programs, with few exceptions, which do without.
+        // From 4 GiB on up to 64 TiB: every 64-bit system has such addresses for programs, with few
+        // exceptions, which do without.
         let address = (crate::random::word() % (1 << 46)).max(1 << 32) / page * page;
         let (protection, flags) = (
             libc::PROT_READ | libc::PROT_WRITE,
@@ -311,8 +328,8 @@ fn draw_gate() -> u64 {
     (0..TRIES).find_map(|_| place()).unwrap_or(0)
 }
 
-/// Whether all pages of a range of this process may be read, and written if `to_write`, as far as the system tells. The memory file knows no protection, so
-/// only then its copies have the effect of loads and stores.
+/// Whether all pages of a range of this process may be read, and written if `to_write`, as far as the system
+/// tells. The memory file knows no protection, so only then its copies have the effect of loads and stores.
 pub(super) fn may_be_copied(address: usize, length: u64, to_write: bool) -> bool {
     let Some(end) = (address as u64).checked_add(length) else { return false };
     let Ok(maps) = File::open("/proc/self/maps") else { return false };

@@ -1,7 +1,8 @@
-//! Where the rings of queues lie: in memory of ours, or in memory from an allocator of the program (`ibv_alloc_parent_domain(3)`).
+//! Where the rings of queues lie: in memory of ours, or in memory from an allocator of the program
+//! (`ibv_alloc_parent_domain(3)`).
 //!
-//! The program gets its memory back when it destroys the queue, while parts of the engine may keep the queue itself a little longer. So memory of ours
-//! takes the place of the program's then.
+//! The program gets its memory back when it destroys the queue, while parts of the engine may keep the queue
+//! itself a little longer. So memory of ours takes the place of the program's then.
 
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
@@ -37,10 +38,12 @@ pub enum Allocation {
     Failed,
 }
 
-/// An allocator of the program for rings. It is called in the call that makes or ends a queue, with no lock held.
+/// An allocator of the program for rings. It is called in the call that makes or ends a queue, with no lock
+/// held.
 ///
 /// # Safety
-/// The memory is as long and aligned as it was asked for, and can be read and written. Only the engine uses it until it is taken back.
+/// The memory is as long and aligned as it was asked for, and can be read and written. Only the engine uses
+/// it until it is taken back.
 pub unsafe trait Allocator: Send + Sync {
     /// Gives `size` bytes at a multiple of `alignment`, a power of two that divides `size`.
     fn allocate(&self, size: usize, alignment: usize, kind: RingKind) -> Allocation;
@@ -65,8 +68,8 @@ pub(crate) struct Storage<T> {
     kind: RingKind,
 }
 
-// SAFETY: it owns its elements, as a box does, and gives references as a box does. The place that says where they are changes only in `give_back`, while no
-// other thread uses it.
+// SAFETY: it owns its elements, as a box does, and gives references as a box does. The place that says where
+// they are changes only in `give_back`, while no other thread uses it.
 unsafe impl<T: Send> Send for Storage<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Storage<T> {}
@@ -117,7 +120,8 @@ impl<T> Storage<T> {
             Allocation::Given(address) => {
                 let base = address.cast::<T>();
                 for place in 0..length {
-                    // SAFETY: inside of the allocator's memory, which is long and aligned enough, and ours alone.
+                    // SAFETY: inside of the allocator's memory, which is long and aligned enough, and ours
+                    // alone.
                     unsafe { base.add(place).write(blank()) };
                 }
                 base
@@ -127,7 +131,8 @@ impl<T> Storage<T> {
         Ok(Self { base: UnsafeCell::new(base), length, blank, is_given, allocator: allocator.clone(), kind })
     }
 
-    /// Elements of ours, blank ones, take the place of those in memory of the program, which it has back when the result is dropped.
+    /// Elements of ours, blank ones, take the place of those in memory of the program, which it has back when
+    /// the result is dropped.
     ///
     /// # Safety
     /// No other thread uses the elements meanwhile.
@@ -146,7 +151,8 @@ impl<T> Deref for Storage<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements are there as long as we are, or until `give_back`, whose caller makes sure that no thread is here.
+        // SAFETY: so many elements are there as long as we are, or until `give_back`, whose caller makes sure
+        // that no thread is here.
         unsafe { slice::from_raw_parts((*self.base.get()).as_ptr(), self.length) }
     }
 }

@@ -18,7 +18,8 @@ impl Limit {
     }
 }
 
-/// Waits until that is so. False if it is not so after [`LIMIT`]: the caller lets others end before it panics.
+/// Waits until that is so. False if it is not so after [`LIMIT`]: the caller lets others end before it
+/// panics.
 #[must_use]
 pub(super) fn until(mut is_so: impl FnMut() -> bool) -> bool {
     let limit = Limit::new();

@@ -1,6 +1,8 @@
-//! Which way processes of this host reach the bytes of a region, and why. It is decided here and nowhere else.
+//! Which way processes of this host reach the bytes of a region, and why. It is decided here and nowhere
+//! else.
 //!
-//! Others find the facts ([`super::moved`] why pages are not moved, [`super::process`] where the kernel copies). The first line that fits counts:
+//! Others find the facts ([`super::moved`] why pages are not moved, [`super::process`] where the kernel
+//! copies). The first line that fits counts:
 //!
 //! | the region | what is found | way |
 //! |---|---|---|
@@ -13,8 +15,9 @@
 //! | the same, and any other memory of the program | not moved, for whatever reason | the kernel's copy |
 //! | the same | it is only lent for long sends, or `ADVERB_WITHOUT=kernel-copy` | packets |
 //!
-//! For a single request the initiator chooses among the rest ([`call`]). Memory that is not mapped goes by the kernel's copy: by the memory file up to 2
-//! KiB, and by process_vm_writev(2) and process_vm_readv(2) beyond. Atomic operations, and all copies that the system refuses, go as packets.
+//! For a single request the initiator chooses among the rest ([`call`]). Memory that is not mapped goes by
+//! the kernel's copy: by the memory file up to 2 KiB, and by process_vm_writev(2) and process_vm_readv(2)
+//! beyond. Atomic operations, and all copies that the system refuses, go as packets.
 
 use super::common;
 use super::keys::{Access, Kind};
@@ -92,7 +95,8 @@ pub struct Facts {
     pub together: Together,
     /// The owner of the memory.
     pub memory: Memory,
-    /// The memory is lent to the peer for long sends: the peer fetches it by the kernel anyway, and need not reach it by its key.
+    /// The memory is lent to the peer for long sends: the peer fetches it by the kernel anyway, and need not
+    /// reach it by its key.
     pub is_only_lent: bool,
     /// Whether the kernel is to copy at all (`ADVERB_WITHOUT=kernel-copy`).
     pub has_kernel_copy: bool,
@@ -238,20 +242,21 @@ pub fn survey() -> Vec<String> {
     ]
 }
 
-/// Whether the bytes of a key can be shown to peers at all. Windows, null memory and memory that no thread changes while it is sent have no place in their
-/// table.
+/// Whether the bytes of a key can be shown to peers at all. Windows, null memory and memory that no thread
+/// changes while it is sent have no place in their table.
 pub(super) fn may_be_shown(kind: Kind, is_window: bool) -> bool {
     kind == Kind::Program && !is_window
 }
 
-/// Whether the kernel may copy by the memory file, which knows no protection of pages. The pages must permit the rights of the region (`is_permitted`), and
-/// the program must put no other memory behind the key.
+/// Whether the kernel may copy by the memory file, which knows no protection of pages. The pages must permit
+/// the rights of the region (`is_permitted`), and the program must put no other memory behind the key.
 pub(super) fn by_file(access: Access, is_permitted: impl FnOnce() -> bool) -> bool {
     !access.contains(Access::ON_DEMAND) && has_memory_file() && is_permitted()
 }
 
-/// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as they are. They may not if they know already
-/// from where to map them (`is_placed`), or if the program puts other memory behind the key.
+/// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as
+/// they are. They may not if they know already from where to map them (`is_placed`), or if the program puts
+/// other memory behind the key.
 pub(crate) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce() -> bool) -> bool {
     !is_placed && !access.contains(Access::ON_DEMAND) && is_shared()
 }
@@ -259,7 +264,8 @@ pub(crate) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce(
 /// A call by which the kernel copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// pread(2) or pwrite(2) of `/proc/PID/mem`, through a buffer of the engine: less work for the kernel, a copy more.
+    /// pread(2) or pwrite(2) of `/proc/PID/mem`, through a buffer of the engine: less work for the kernel, a
+    /// copy more.
     File,
     /// process_vm_readv(2) or process_vm_writev(2).
     Number,
@@ -268,8 +274,8 @@ pub(super) enum Call {
 /// Up to so many bytes go by the memory file.
 pub const SHORT: usize = 2048;
 
-/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for them. `has_file`, `has_number`: the two calls that
-/// the system has not refused.
+/// The call by which the kernel copies so many bytes, if any. `by_file`: the memory file may be used for
+/// them. `has_file`, `has_number`: the two calls that the system has not refused.
 #[inline]
 pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: bool) -> Option<Call> {
     let has_file = has_file && by_file;
@@ -281,8 +287,8 @@ pub(super) fn call(length: usize, by_file: bool, has_file: bool, has_number: boo
     }
 }
 
-/// Whether the kernel's copy can carry out an operation with this right. The kernel does not promise one store, so atomic operations are not carried out
-/// so.
+/// Whether the kernel's copy can carry out an operation with this right. The kernel does not promise one
+/// store, so atomic operations are not carried out so.
 #[inline]
 pub fn kernel_does(right: Access) -> bool {
     !right.intersects(Access::REMOTE_ATOMIC)

@@ -1,8 +1,8 @@
 //! Memory windows: keys that open a part of a region to peers, bound and taken back by work requests.
 //!
 //! The binding of a window stands in the key table, where requests of peers find it without a lock.
-//! [`Windows`] is behind the one lock for binds and invalidations of windows. Under it, slots change and loans are
-//! recalled; no thread waits.
+//! [`Windows`] is behind the one lock for binds and invalidations of windows. Under it, slots change and
+//! loans are recalled; no thread waits.
 
 use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
 use crate::error::Result;

@@ -1,4 +1,5 @@
-//! The duty to take in packets: a thread of the program that sleeps for an event may do anything, and some thread takes them in.
+//! The duty to take in packets: a thread of the program that sleeps for an event may do anything, and some
+//! thread takes them in.
 
 use super::Bell;
 use crate::deadlines::{Deadlines, Timer};
@@ -10,7 +11,8 @@ use loom::thread;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The descriptors at which things arrive, as the kernel has them, and the background thread's timers, all of which pass at some moment.
+/// The descriptors at which things arrive, as the kernel has them, and the background thread's timers, all of
+/// which pass at some moment.
 #[derive(Default)]
 struct Kernel {
     state: Mutex<State>,
@@ -62,7 +64,8 @@ impl Kernel {
         std::mem::take(&mut self.state.lock().unwrap().has_data)
     }
 
-    /// The background thread, until `done`: it sees its descriptors and its timers. It ends with an error of loom's if that never comes.
+    /// The background thread, until `done`: it sees its descriptors and its timers. It ends with an error of
+    /// loom's if that never comes.
     fn serve_until(&self, done: impl Fn(&State, bool) -> bool) {
         let mut served = false;
         loop {
@@ -109,7 +112,8 @@ fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&Sta
     });
 }
 
-/// Another event wakes the thread on duty, or it is cancelled, and never comes again: the background thread takes in packets.
+/// Another event wakes the thread on duty, or it is cancelled, and never comes again: the background thread
+/// takes in packets.
 #[test]
 fn packets_are_taken_in_though_the_thread_on_duty_never_comes_again() {
     fn program(_: &'static Kernel, duty: &Arc<Duty>) {
@@ -131,7 +135,8 @@ fn packets_are_taken_in_though_the_thread_on_duty_is_kept_away() {
     check(2, program, |_, served| served);
 }
 
-/// The thread on duty sleeps until it, or another thread, has taken in packets. It sleeps again if there was nothing: no thread sleeps for ever.
+/// The thread on duty sleeps until it, or another thread, has taken in packets. It sleeps again if there was
+/// nothing: no thread sleeps for ever.
 #[test]
 fn a_thread_that_sleeps_on_duty_takes_in_packets() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {
@@ -144,7 +149,8 @@ fn a_thread_that_sleeps_on_duty_takes_in_packets() {
     check(1, program, |state, _| !state.has_data);
 }
 
-/// A task takes in what has arrived, and only then the duty. What arrives in between has woken it, too. It looks again, and may be kept for ever then.
+/// A task takes in what has arrived, and only then the duty. What arrives in between has woken it, too. It
+/// looks again, and may be kept for ever then.
 #[test]
 fn a_task_that_takes_the_duty_last_misses_nothing() {
     fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {

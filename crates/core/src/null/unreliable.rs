@@ -1,4 +1,5 @@
-//! Executes one request of an unreliable service: a message that fails at the receiver is dropped, and the sender never hears of it.
+//! Executes one request of an unreliable service: a message that fails at the receiver is dropped, and the
+//! sender never hears of it.
 
 use super::execute::{self, GRH, gather, slices};
 use super::fabric::Fabric;

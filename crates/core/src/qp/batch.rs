@@ -1,4 +1,5 @@
-//! Requests that a thread of the program posts: each is carried out or sent at once where that can be, and the others are appended to the send queue.
+//! Requests that a thread of the program posts: each is carried out or sent at once where that can be, and
+//! the others are appended to the send queue.
 
 use super::Queues;
 use super::send::Posting;
@@ -36,9 +37,8 @@ impl<'a> SendBatch<'a> {
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
-        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls do not tell lanes of finds,
-        // nothing is pending.
-        // PRACTICE-ORDER-1
+        // Before another thread can see, and send, a post; and without the lock, since it may make a system
+        // call. Where polls do not tell lanes of finds, nothing is pending. PRACTICE-ORDER-1
         if are_finds_told() {
             endpoint.before_post();
         }
@@ -58,8 +58,8 @@ impl<'a> SendBatch<'a> {
         }
     }
 
-    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For callers that
-    /// do not [abort](SendBatch::abort).
+    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it,
+    /// and it alone, is not posted. For callers that do not [abort](SendBatch::abort).
     // IB-QP-28
     #[inline(always)]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -78,18 +78,21 @@ impl<'a> SendBatch<'a> {
         Ok(())
     }
 
-    /// Carries out a one-sided request, if the peer's memory is within reach of this process and nothing is in the way.
+    /// Carries out a one-sided request, if the peer's memory is within reach of this process and nothing is
+    /// in the way.
     #[inline(always)]
     fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
         let queues = self.queues;
         let Posting { one_sided: Some(one_sided) } = &mut *self.guard else { return false };
-        // Every earlier request is complete. The thread that has completed the last one may still be reporting it: `SendQueue::pass` waits for that. A
-        // thread that flushes has the same lock, and finds nothing to flush.
+        // Every earlier request is complete. The thread that has completed the last one may still be
+        // reporting it: `SendQueue::pass` waits for that. A thread that flushes has the same lock, and finds
+        // nothing to flush.
         if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
             return false;
         }
         let is_reported = queues.reports(request.flags);
-        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to
+        // wait.
         if is_reported && queues.send_cq.is_armed() {
             return false;
         }
@@ -133,7 +136,8 @@ impl<'a> SendBatch<'a> {
     #[inline]
     fn check(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let queue = &self.queues.send;
-        // Those that have passed count, too: their completions may still be unread, and programs stop at a full queue to read them.
+        // Those that have passed count, too: their completions may still be unread, and programs stop at a
+        // full queue to read them.
         if self.passed + self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
             // IB-QP-29
             return Err(PostError::QueueFull);
@@ -188,8 +192,9 @@ fn send_off(queues: &Queues, endpoint: &dyn Endpoint) {
     if endpoint.transmit_at_once() {
         return;
     }
-    // Another thread may end the queue pair, or stop its sending: it changes the state, and then looks for posts. This thread has posted, passes a fence, and
-    // then looks at the state. So the other thread finds the post, or this one finds the new state.
+    // Another thread may end the queue pair, or stop its sending: it changes the state, and then looks for
+    // posts. This thread has posted, passes a fence, and then looks at the state. So the other thread finds
+    // the post, or this one finds the new state.
     fence(Ordering::SeqCst);
     if matches!(queues.state(), State::Error | State::Sqe) {
         queues.flush_late_posts();

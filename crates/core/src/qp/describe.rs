@@ -57,7 +57,8 @@ pub(super) fn queue_pair(pair: &QueuePair) -> String {
 }
 
 impl QueuePair {
-    /// How many of its receives no message has taken. None: it has none of its own, and no shared receive queue.
+    /// How many of its receives no message has taken. None: it has none of its own, and no shared receive
+    /// queue.
     pub fn receives_left(&self) -> Option<u64> {
         match &self.queues().receives {
             Receives::Own(queue) => {
@@ -82,7 +83,8 @@ impl LastFailure {
         }
     }
 
-    /// The status of the last request that failed. None if there was none since the queue pair was made or reset.
+    /// The status of the last request that failed. None if there was none since the queue pair was made or
+    /// reset.
     pub(super) fn get(&self) -> Option<Status> {
         let number = self.0.load(std::sync::atomic::Ordering::Relaxed);
         Status::from_number(number.into()).filter(|status| *status != Status::Success)

@@ -1,4 +1,5 @@
-//! Why requests fail and are refused: the lines of the log, and the number that the completion carries. Only after a failure.
+//! Why requests fail and are refused: the lines of the log, and the number that the completion carries. Only
+//! after a failure.
 
 use super::{Queues, ReceiveWork, SendWork};
 use crate::heard::{self, EngineFinding};

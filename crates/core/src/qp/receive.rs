@@ -51,7 +51,8 @@ impl ReceiveQueue {
     /// # Safety
     /// No transport uses the queue any more. If it `is_here` no more, no thread does.
     pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
-        // Threads that post or flush take the lock. In a child of fork, a thread that is not there may have it.
+        // Threads that post or flush take the lock. In a child of fork, a thread that is not there may have
+        // it.
         let _post = is_here.then(|| self.post.lock());
         // SAFETY: the lock, and the caller's promise.
         unsafe { self.slots.give_back() }
@@ -73,12 +74,14 @@ impl ReceiveQueue {
         (self.posted.load(Ordering::Acquire), taken)
     }
 
-    /// Receives that no message has taken. A thread that sees one as taken also sees all that the taker wrote before.
+    /// Receives that no message has taken. A thread that sees one as taken also sees all that the taker wrote
+    /// before.
     pub(super) fn left(&self) -> usize {
         self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Acquire)) as usize
     }
 
-    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the thread with the transport's receive lock.
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by the
+    /// thread with the transport's receive lock.
     pub(super) fn take(&self, domain: u32) -> Option<ReceiveWork> {
         let sequence = self.taken.load(Ordering::Relaxed);
         if sequence == self.posted.load(Ordering::Acquire) {
@@ -173,7 +176,8 @@ impl<'a> ReceiveBatch<'a> {
         // With the lock: one thread counts.
         queues.counters.receives_posted.count(next - first, queues.counts_alone.has());
         LockGuard::release(guard);
-        // Without a fence: a thread that flushes the queue takes the lock. Either it finds these receives, or this thread finds the queue pair in error here.
+        // Without a fence: a thread that flushes the queue takes the lock. Either it finds these receives, or
+        // this thread finds the queue pair in error here.
         if queues.state() == State::Error {
             queues.flush_late_posts();
         }

@@ -1,8 +1,9 @@
 //! The send queue: a ring that any thread fills, one transmitter reads, and completions empty in order.
 //!
-//! Everything in the ring is atomic words, so a thread that looks sees some value and never undefined behaviour. The sequence numbers say
-//! which thread may look: a request is written before `posted` passes it, and read only between `retired` and `posted`. Its place is written
-//! anew only after `retired` has passed it. A request that is carried out as it is posted has no place: `retired` passes it before `posted` does.
+//! Everything in the ring is atomic words, so a thread that looks sees some value and never undefined
+//! behaviour. The sequence numbers say which thread may look: a request is written before `posted` passes it,
+//! and read only between `retired` and `posted`. Its place is written anew only after `retired` has passed
+//! it. A request that is carried out as it is posted has no place: `retired` passes it before `posted` does.
 
 use super::Queues;
 use super::state::{Path, Service};
@@ -130,8 +131,8 @@ impl SendQueue {
     /// # Safety
     /// No transport uses the queue any more. If it `is_here` no more, no thread does.
     pub(super) unsafe fn give_back(&self, is_here: bool) -> [RingRelease; 2] {
-        // Posting threads take the one lock, and threads that complete or flush requests the other. In a child of fork, a thread that does not exist there
-        // may have them.
+        // Posting threads take the one lock, and threads that complete or flush requests the other. In a
+        // child of fork, a thread that does not exist there may have them.
         let _locks = is_here.then(|| (self.post.lock(), self.retire.lock()));
         // SAFETY: the locks, and the caller's promise.
         unsafe { [self.slots.give_back(), self.data.give_back()] }
@@ -166,11 +167,13 @@ impl SendQueue {
         &self.data[place..place + self.stride]
     }
 
-    /// Whether requests wait that `cursor` has not passed. Cheap; for the check after giving up the transmit lock.
+    /// Whether requests wait that `cursor` has not passed. Cheap; for the check after giving up the transmit
+    /// lock.
     #[inline]
     pub fn has_work(&self, cursor: &SendCursor) -> bool {
         let posted = self.posted.load(Ordering::SeqCst);
-        // Requests that were carried out as they were posted are behind `retired`, and no transmitter has passed them.
+        // Requests that were carried out as they were posted are behind `retired`, and no transmitter has
+        // passed them.
         cursor.0 < posted && self.retired.load(Ordering::Acquire) < posted
     }
 
@@ -193,7 +196,8 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried out as it was posted, those of another one.
+    /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried
+    /// out as it was posted, those of another one.
     #[inline]
     pub fn length_of(&self, sequence: u64) -> u32 {
         self.slot(sequence).0[3].load(Ordering::Relaxed) as u32
@@ -210,8 +214,8 @@ impl SendQueue {
         Some(self.read(cursor.0))
     }
 
-    /// Moves the cursor past requests that were carried out as they were posted, which no transmitter has passed. Called after a look at `posted`, so that
-    /// no request without a place in the queue is read.
+    /// Moves the cursor past requests that were carried out as they were posted, which no transmitter has
+    /// passed. Called after a look at `posted`, so that no request without a place in the queue is read.
     #[inline]
     fn catch_up(&self, cursor: &mut SendCursor) {
         cursor.0 = cursor.0.max(self.retired.load(Ordering::Acquire));
@@ -243,7 +247,8 @@ impl SendQueue {
         }
     }
 
-    /// Where the datagram of a request goes that is not complete yet. Of requests that are none it means nothing.
+    /// Where the datagram of a request goes that is not complete yet. Of requests that are none it means
+    /// nothing.
     pub fn destination(&self, work: &SendWork) -> Destination {
         let (slot, rest) = self.slot(work.sequence);
         let word = |n: usize| slot.get(n).unwrap_or_else(|| &rest[n - WORDS]).load(Ordering::Relaxed);
@@ -291,7 +296,8 @@ impl SendQueue {
         }
     }
 
-    /// Address of the inline data of a request that is not complete yet: `length` bytes of the ring, which stays where it is until the queue pair is destroyed.
+    /// Address of the inline data of a request that is not complete yet: `length` bytes of the ring, which
+    /// stays where it is until the queue pair is destroyed.
     pub fn inline_address(&self, work: &SendWork) -> *const u8 {
         self.data(work.sequence).as_ptr().cast()
     }
@@ -365,7 +371,8 @@ impl SendQueue {
         };
         let brings_back = matches!(request.opcode, Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap);
         if brings_back && flags.contains(SendFlags::INLINE) && total > 0 {
-            // ibv_post_send(3): IBV_SEND_INLINE is for sends and writes. The bytes that such a request brings back would have no place.
+            // ibv_post_send(3): IBV_SEND_INLINE is for sends and writes. The bytes that such a request brings
+            // back would have no place.
             return Err(PostError::Invalid);
         }
         if total > u64::from(max_message) {
@@ -407,7 +414,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Called before `length` bytes of inline data are written. Zeros are to stand behind them in their last word, and not bytes of an earlier request.
+    /// Called before `length` bytes of inline data are written. Zeros are to stand behind them in their last
+    /// word, and not bytes of an earlier request.
     #[inline(always)]
     fn clear_end(data: &[AtomicU64], length: usize) {
         if let Some(last) = length.checked_sub(1).and_then(|last| data.get(last / 8)) {
@@ -429,8 +437,8 @@ impl SendQueue {
         if offset + length > data.len() * 8 {
             return Err(PostError::InlineTooLong);
         }
-        // SAFETY: the target is inside the request's words, which no thread reads before it is posted, and which tolerate any
-        // bytes; the source is checked as it is read.
+        // SAFETY: the target is inside the request's words, which no thread reads before it is posted, and
+        // which tolerate any bytes; the source is checked as it is read.
         unsafe {
             let target = data.as_ptr().cast::<u8>().cast_mut().add(offset);
             memory::copy_from(std::slice::from_raw_parts_mut(target, length), source)
@@ -465,7 +473,8 @@ impl SendQueue {
         drop(guard);
     }
 
-    /// Marks `count` requests from `first` on done with success, and reports them, and those after them that waited for them, in order.
+    /// Marks `count` requests from `first` on done with success, and reports them, and those after them that
+    /// waited for them, in order.
     // IB-RC-REQ-25, IB-QP-27
     #[inline]
     pub(super) fn complete_run(&self, queues: &Queues, first: u64, count: u32) {
@@ -506,7 +515,8 @@ impl SendQueue {
         }
     }
 
-    /// Completes the oldest request. The caller has made sure that no thread flushes meanwhile. Another thread may still be reporting the request before.
+    /// Completes the oldest request. The caller has made sure that no thread flushes meanwhile. Another
+    /// thread may still be reporting the request before.
     #[inline]
     pub(super) fn complete_oldest(&self, queues: &Queues, work: &SendWork) {
         let _guard = self.retire.lock();
@@ -520,8 +530,9 @@ impl SendQueue {
         self.retired.load(Ordering::Acquire) == self.posted.load(Ordering::Relaxed)
     }
 
-    /// Has one-sided requests carried out as they are posted from now on, by the object that `make` returns, until the program modifies the queue pair. No
-    /// effect if there is one already, or if another thread posts at this instant. For the transmitter.
+    /// Has one-sided requests carried out as they are posted from now on, by the object that `make` returns,
+    /// until the program modifies the queue pair. No effect if there is one already, or if another thread
+    /// posts at this instant. For the transmitter.
     pub fn install(&self, make: impl FnOnce() -> Option<Box<dyn OneSided>>) {
         if self.has_one_sided.load(Ordering::Relaxed) {
             return;
@@ -546,12 +557,14 @@ impl SendQueue {
         }
     }
 
-    /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
-    /// it has not, or if the request is to be refused. The caller has the transmit lock, and posts. The request counts as posted once the caller has called
+    /// Writes a request to the place that it is about to have, if the transmitter has passed all requests
+    /// before it. Returns its sequence number. `None` if it has not, or if the request is to be refused. The
+    /// caller has the transmit lock, and posts. The request counts as posted once the caller has called
     /// [`SendQueue::enter_sent`].
     pub fn place(&self, cursor: &mut SendCursor, request: &SendRequest<'_>) -> Option<u64> {
         let sequence = self.next_place(cursor)?;
-        // A wrong request is not reported here: the poster queues it next, finds the same mistake, and reports it.
+        // A wrong request is not reported here: the poster queues it next, finds the same mistake, and
+        // reports it.
         self.write(sequence, request, u32::MAX).ok()?;
         Some(sequence)
     }
@@ -573,8 +586,9 @@ impl SendQueue {
         Some(sequence)
     }
 
-    /// Writes a Send whose bytes need no key to the place that it is about to have, as [`SendQueue::place`] does. It has `length` bytes at `address`.
-    /// Returns the words of these bytes, too. Zeros fill the last word behind them.
+    /// Writes a Send whose bytes need no key to the place that it is about to have, as [`SendQueue::place`]
+    /// does. It has `length` bytes at `address`. Returns the words of these bytes, too. Zeros fill the last
+    /// word behind them.
     #[inline(always)]
     pub fn place_bare(
         &self,
@@ -618,15 +632,17 @@ impl SendQueue {
         (cursor.0 == sequence).then_some(sequence)
     }
 
-    /// The request that was [placed](SendQueue::place) has been sent: it is posted, and the transmitter has passed it.
+    /// The request that was [placed](SendQueue::place) has been sent: it is posted, and the transmitter has
+    /// passed it.
     #[inline(always)]
     pub fn enter_sent(&self, cursor: &mut SendCursor) {
         cursor.advance();
         self.posted.store(cursor.0, Ordering::Release);
     }
 
-    /// A request has been carried out as it was posted: it passes through the queue without a place in it. With the posts' lock; `sequence` is the next
-    /// one, and everything before it is complete. `reported`: the request and its bytes, if the program is to be told.
+    /// A request has been carried out as it was posted: it passes through the queue without a place in it.
+    /// With the posts' lock; `sequence` is the next one, and everything before it is complete. `reported`:
+    /// the request and its bytes, if the program is to be told.
     #[inline(always)]
     pub(super) fn pass(&self, queues: &Queues, sequence: u64, reported: Option<(&SendRequest<'_>, u32)>) {
         match reported {
@@ -637,8 +653,8 @@ impl SendQueue {
 
     #[inline(never)]
     fn pass_reported(&self, queues: &Queues, sequence: u64, request: &SendRequest<'_>, byte_length: u32) {
-        // A thread that completes the request before this one reports it under the lock, perhaps after `retired` has passed it.
-        // IB-QP-27
+        // A thread that completes the request before this one reports it under the lock, perhaps after
+        // `retired` has passed it. IB-QP-27
         let _guard = self.retire.lock();
         self.step_over(sequence);
         let completion = Completion {
@@ -651,26 +667,30 @@ impl SendQueue {
         queues.send_cq.add(completion, false);
     }
 
-    /// The posting thread stores first `retired`, then `posted`. A thread that finds the new `posted`, and looks at `retired` after that, finds the new
-    /// `retired`. So neither the transmitter nor a thread that flushes looks for a request that has no place.
+    /// The posting thread stores first `retired`, then `posted`. A thread that finds the new `posted`, and
+    /// looks at `retired` after that, finds the new `retired`. So neither the transmitter nor a thread that
+    /// flushes looks for a request that has no place.
     #[inline(always)]
     fn step_over(&self, sequence: u64) {
         self.retired.store(sequence + 1, Ordering::Release);
         self.posted.store(sequence + 1, Ordering::Release);
     }
 
-    /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
+    /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not
+    /// flushed.
     pub fn resume_at(&self) -> SendCursor {
         SendCursor(self.retired.load(Ordering::SeqCst))
     }
 
-    /// Changes the state by `change` while no thread flushes: a thread that flushes looks at the state under the same lock.
+    /// Changes the state by `change` while no thread flushes: a thread that flushes looks at the state under
+    /// the same lock.
     pub(super) fn change(&self, change: impl FnOnce() -> bool) -> bool {
         let _guard = self.retire.lock();
         change()
     }
 
-    /// Ends all requests that are left, while `go_on`: those that are done are reported as they ended, the rest as flushed.
+    /// Ends all requests that are left, while `go_on`: those that are done are reported as they ended, the
+    /// rest as flushed.
     pub(super) fn flush(&self, queues: &Queues, go_on: impl Fn() -> bool) {
         let guard = self.retire.lock();
         let mut head = 0;
@@ -697,8 +717,8 @@ impl SendQueue {
         self.retire(queues, &self.read(sequence), status);
     }
 
-    /// Reports the oldest request if it is to be reported, and reads no more of it than the report needs; then its place is free. Otherwise the caller
-    /// frees its place.
+    /// Reports the oldest request if it is to be reported, and reads no more of it than the report needs;
+    /// then its place is free. Otherwise the caller frees its place.
     #[inline(always)]
     fn succeed(&self, queues: &Queues, sequence: u64) {
         let (slot, _) = self.slot(sequence);

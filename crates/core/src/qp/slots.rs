@@ -1,6 +1,8 @@
-//! Receive requests in memory: places of atomic words, for the ring of a queue pair and for shared receive queues.
+//! Receive requests in memory: places of atomic words, for the ring of a queue pair and for shared receive
+//! queues.
 //!
-//! The queue around a place says which thread may read or write it; the words are atomic for the same reason as in the send queue.
+//! The queue around a place says which thread may read or write it; the words are atomic for the same reason
+//! as in the send queue.
 
 use super::ReceiveWork;
 use crate::array;
@@ -117,7 +119,8 @@ impl Slots {
 /// Enough for any number of places.
 const PARTS: usize = 32;
 
-/// Places that can become more, without a lock for threads that use those that are there: each part holds as many as all before it.
+/// Places that can become more, without a lock for threads that use those that are there: each part holds as
+/// many as all before it.
 pub(crate) struct GrowingSlots {
     base: usize,
     parts: Box<[OnceLock<Slots>; PARTS]>,

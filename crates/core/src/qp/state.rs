@@ -1,5 +1,6 @@
-//! The queue pair state machine, as one table: the attributes that each transition needs, and those that it may carry (ibv_modify_qp(3)). For InfiniBand,
-//! these are the modifiers of Modify Queue Pair in the InfiniBand Architecture Specification, volume 1, section 11.2.4.2.
+//! The queue pair state machine, as one table: the attributes that each transition needs, and those that it
+//! may carry (ibv_modify_qp(3)). For InfiniBand, these are the modifiers of Modify Queue Pair in the
+//! InfiniBand Architecture Specification, volume 1, section 11.2.4.2.
 
 use crate::error::{Error, Result};
 use crate::request::Opcode;
@@ -25,7 +26,8 @@ pub enum Service {
 }
 
 impl Service {
-    /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume 1, table of section 9.2).
+    /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume
+    /// 1, table of section 9.2).
     pub fn has(self, operation: Opcode) -> bool {
         use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};
         match self {
@@ -373,8 +375,8 @@ const TABLE: &[Row] = &[
     ),
 ];
 
-/// The attributes of a modification that count. Programs set up both ends of XRC like RC. As in Linux, attributes without a meaning for an end are not
-/// looked at.
+/// The attributes of a modification that count. Programs set up both ends of XRC like RC. As in Linux,
+/// attributes without a meaning for an end are not looked at.
 // IB-XRC-9
 pub(super) fn meant(service: Service, mask: M) -> M {
     match service {
@@ -393,8 +395,9 @@ pub struct Transition {
     pub to: State,
 }
 
-/// Checks a modification against the table. `connected_by_manager`: the transport has no attributes of a path (iWARP), so a connection
-/// manager alone takes the queue pair beyond INIT, and every attribute beside the state is optional.
+/// Checks a modification against the table. `connected_by_manager`: the transport has no attributes of a path
+/// (iWARP), so a connection manager alone takes the queue pair beyond INIT, and every attribute beside the
+/// state is optional.
 pub fn check(
     service: Service,
     from: State,
@@ -417,7 +420,8 @@ pub fn check(
             (Reset, Init) | (Init, Init) | (Rts, Rts) | (Rts, Sqd) | (Sqd, Sqd) | (Sqd, Rts) => {
                 Ok(Transition { from, to })
             }
-            // A program that manages its queue pair itself takes this step (rdma_init_qp_attr(3)); there is nothing to do in it.
+            // A program that manages its queue pair itself takes this step (rdma_init_qp_attr(3)); there is
+            // nothing to do in it.
             (Init, Rtr) => Ok(Transition { from, to: from }),
             _ if !mask.contains(M::STATE) => Ok(Transition { from, to }),
             _ => Err(Error::invalid(format!(

@@ -1,4 +1,5 @@
-//! Whether the values of attributes are ones that the device has (ibv_modify_qp(3)), for transports whose paths are attributes.
+//! Whether the values of attributes are ones that the device has (ibv_modify_qp(3)), for transports whose
+//! paths are attributes.
 
 use super::{AttributeMask as M, Attributes};
 use crate::device::Context;

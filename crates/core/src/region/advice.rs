@@ -1,4 +1,5 @@
-//! Advice about memory that will be used soon (ibv_advise_mr(3)). Nothing is pinned here, so every region pages on demand.
+//! Advice about memory that will be used soon (ibv_advise_mr(3)). Nothing is pinned here, so every region
+//! pages on demand.
 
 use super::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -16,12 +17,12 @@ pub enum Advice {
     PrefetchPresent,
 }
 
-/// Checks every element, and brings its pages in if the caller wants to `wait` for that. Without waiting there is nothing to do that the
-/// first access would not do as well.
+/// Checks every element, and brings its pages in if the caller wants to `wait` for that. Without waiting
+/// there is nothing to do that the first access would not do as well.
 ///
 /// # Errors
-/// EFAULT for bytes outside their region or of the address space, and for a key that is none. EPERM for a region of another protection domain, or one that
-/// may not be written.
+/// EFAULT for bytes outside their region or of the address space, and for a key that is none. EPERM for a
+/// region of another protection domain, or one that may not be written.
 pub fn advise(domain: &ProtectionDomain, advice: Advice, wait: bool, elements: &[Sge]) -> Result<()> {
     domain.context().born.check()?;
     let keys = &domain.context().engine().keys;

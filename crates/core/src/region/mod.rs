@@ -27,7 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 /// Regions by their keys.
 type Regions = Mutex<HashMap<u32, Weak<MemoryRegion>>>;
 
-/// A protection domain: queue pairs, regions and windows of one domain work together, those of two never (ibv_alloc_pd(3)).
+/// A protection domain: queue pairs, regions and windows of one domain work together, those of two never
+/// (ibv_alloc_pd(3)).
 pub struct ProtectionDomain {
     seat: Seat,
     number: u32,
@@ -73,8 +74,8 @@ impl ProtectionDomain {
         })
     }
 
-    /// This protection domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other.
-    /// The original has a user more as long as the new one exists.
+    /// This protection domain for use on another context of the device (ibv_import_pd(3)): keys of one work
+    /// with queue pairs of the other. The original has a user more as long as the new one exists.
     ///
     /// # Errors
     /// EINVAL if the contexts are of two devices.
@@ -131,8 +132,8 @@ impl ProtectionDomain {
         &self.users
     }
 
-    /// The program ends the domain (ibv_dealloc_pd(3)): context and device may go, though a thread of the engine may hold the domain a little
-    /// longer. Again: no effect.
+    /// The program ends the domain (ibv_dealloc_pd(3)): context and device may go, though a thread of the
+    /// engine may hold the domain a little longer. Again: no effect.
     pub fn retire(&self) {
         if !self.seat.leave() {
             return;
@@ -164,8 +165,9 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
-/// that name it then fail; or find zeros, if its pages are shared with another process ([`moved`]).
+/// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap
+/// it, and requests that name it then fail; or find zeros, if its pages are shared with another process
+/// ([`moved`]).
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     address: usize,
@@ -201,11 +203,13 @@ impl MemoryRegion {
     /// Registers `length` bytes at `address`, which peers and scatter/gather elements call by `iova` on.
     ///
     /// # Errors
-    /// EINVAL for an empty or wrapping range, for remote write or atomics without local write, and for flushes to persistence. EFAULT for a range that is
-    /// not mapped, or (from Linux 6.11 on) whose mapping lacks a right that the region gives. ENOMEM when the device's keys have run out.
+    /// EINVAL for an empty or wrapping range, for remote write or atomics without local write, and for
+    /// flushes to persistence. EFAULT for a range that is not mapped, or (from Linux 6.11 on) whose mapping
+    /// lacks a right that the region gives. ENOMEM when the device's keys have run out.
     ///
     /// # Safety
-    /// Until deregistration, the caller answers for all uses of these bytes by local requests, and by peers as far as `access` permits.
+    /// Until deregistration, the caller answers for all uses of these bytes by local requests, and by peers
+    /// as far as `access` permits.
     // RFC5041-8.3-1, RFC5041-8.3.1-1
     pub unsafe fn register(
         domain: &Arc<ProtectionDomain>,
@@ -257,7 +261,8 @@ impl MemoryRegion {
         Self::backed(domain, address, length, iova, access, Backing::Imported(pages, watch))
     }
 
-    /// A region that no address is outside of: reads find zeros, and writes have no effect (ibv_alloc_null_mr(3)).
+    /// A region that no address is outside of: reads find zeros, and writes have no effect
+    /// (ibv_alloc_null_mr(3)).
     ///
     /// # Errors
     /// ENOMEM when the device's keys, or the address space, have run out.
@@ -340,8 +345,9 @@ impl MemoryRegion {
         Ok(Entry { address, length, iova, access, domain: domain.number, window: None, kind: Kind::Program })
     }
 
-    /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, no thread and no peer uses the old bytes or rights any more. This
-    /// handle is as if deregistered: the new one stands for the region. On an error nothing has changed.
+    /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, no thread and no peer
+    /// uses the old bytes or rights any more. This handle is as if deregistered: the new one stands for the
+    /// region. On an error nothing has changed.
     ///
     /// # Errors
     /// As [`MemoryRegion::register`]; EBUSY while windows are bound to it.
@@ -379,7 +385,8 @@ impl MemoryRegion {
         Ok(Self::of(domain, &entry, self.key, Backing::Program))
     }
 
-    /// The kind of the region's memory, and whether its pages have been moved, as far as can be told without a look at them.
+    /// The kind of the region's memory, and whether its pages have been moved, as far as can be told without
+    /// a look at them.
     pub fn memory(&self) -> Memory {
         if matches!(self.backing, Backing::Immutable | Backing::Null) {
             return Memory::Closed;
@@ -396,8 +403,8 @@ impl MemoryRegion {
         Memory::Unmoved(refusal.unwrap_or(Refusal::Later))
     }
 
-    /// The kind of the region's memory, as of [`MemoryRegion::memory`], after a look whether the program itself shares it. The look takes some ten
-    /// microseconds.
+    /// The kind of the region's memory, as of [`MemoryRegion::memory`], after a look whether the program
+    /// itself shares it. The look takes some ten microseconds.
     pub fn look_at_memory(&self) -> Memory {
         match self.memory() {
             Memory::Unmoved(_)
@@ -411,13 +418,14 @@ impl MemoryRegion {
         }
     }
 
-    /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.
+    /// Whether pages of it might be moved to where others can map them, as far as can be told without a look
+    /// at them.
     pub fn may_be_moved(&self) -> bool {
         self.memory() == Memory::Unmoved(Refusal::Later)
     }
 
-    /// Takes note of the way by which peers reach the region. The log says so when that is news, and `adverb devices -v` as long as the region is
-    /// registered.
+    /// Takes note of the way by which peers reach the region. The log says so when that is news, and
+    /// `adverb devices -v` as long as the region is registered.
     pub fn settle(&self, choice: Choice) {
         // In a child of fork another thread of the parent may have the lock.
         if !self.born.is_here() {
@@ -434,7 +442,8 @@ impl MemoryRegion {
                 line.change(&text);
                 *before = choice;
             }
-            // The thread that ends the region sets `ended` first, and takes the line back afterwards, under this lock.
+            // The thread that ends the region sets `ended` first, and takes the line back afterwards, under
+            // this lock.
             None if self.ended.load(Ordering::SeqCst) => {}
             none => *none = Some((choice, self.domain.context().engine().page.say(&text))),
         }
@@ -455,7 +464,8 @@ impl MemoryRegion {
         look(&lock(&self.moved))
     }
 
-    /// Has its pages moved to where an importer can map them, while no thread and no peer uses them. At a safe point ([`moved::at_safe_point`]).
+    /// Has its pages moved to where an importer can map them, while no thread and no peer uses them. At a
+    /// safe point ([`moved::at_safe_point`]).
     pub(crate) fn move_for_importer(self: &Arc<Self>) -> std::result::Result<Place, Refusal> {
         let keys = &self.domain.context().engine().keys;
         // First the cheap look. To have the pages alone takes them back from peers for that time.
@@ -481,7 +491,8 @@ impl MemoryRegion {
         }
     }
 
-    /// Tells processes that have imported the region that their keys open nothing any more. Waits for none of them.
+    /// Tells processes that have imported the region that their keys open nothing any more. Waits for none of
+    /// them.
     fn tell_importers(&self) {
         for importer in std::mem::take(&mut *lock(&self.importers)).iter().filter_map(Weak::upgrade) {
             importer.tell_end();
@@ -552,8 +563,8 @@ impl MemoryRegion {
         Err(Error::busy("memory windows are bound to the region: unbind them first"))
     }
 
-    /// Ends the registration (ibv_dereg_mr(3)). When it returns, no thread and no peer touches the bytes any more. Windows that are bound to it open
-    /// nothing from then on. Again: no effect.
+    /// Ends the registration (ibv_dereg_mr(3)). When it returns, no thread and no peer touches the bytes any
+    /// more. Windows that are bound to it open nothing from then on. Again: no effect.
     // RFC5041-8.3-2, RFC5041-8.3.1-2
     pub fn deregister(&self) {
         if self.ended.swap(true, Ordering::AcqRel) {

@@ -9,7 +9,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Registered pages of an owner in this process other than the program: the Rust API, rsockets. All zero at first. Thread-safe.
+/// Registered pages of an owner in this process other than the program: the Rust API, rsockets. All zero at
+/// first. Thread-safe.
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
@@ -34,20 +35,21 @@ struct Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // SAFETY: our own mapping. No thread touches it any more: no buffer or region of the program refers to it (each holds the allocation), and
-        // deregistration has ended the engine's uses of it.
+        // SAFETY: our own mapping. No thread touches it any more: no buffer or region of the program refers
+        // to it (each holds the allocation), and deregistration has ended the engine's uses of it.
         unsafe { libc::munmap(self.start, self.length) };
     }
 }
 
-// SAFETY: the pages belong to the allocation alone, wherever it is; how their bytes are accessed is up to `Buffer` (exclusively)
-// and `MemoryRegion` (atomically).
+// SAFETY: the pages belong to the allocation alone, wherever it is; how their bytes are accessed is up to
+// `Buffer` (exclusively) and `MemoryRegion` (atomically).
 unsafe impl Send for Pages {}
 // SAFETY: as above; the allocation itself hands out addresses only.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `length` bytes that are registered for `access`, and that processes of this host map, where they are let in.
+    /// `length` bytes that are registered for `access`, and that processes of this host map, where they are
+    /// let in.
     ///
     /// # Errors
     /// As [`Pages::new`].
@@ -70,13 +72,15 @@ impl Pages {
         Self::backed(domain, length, access, Backing::Program)
     }
 
-    /// `length` bytes that only requests of this side use, and that no thread changes while a request reads them.
+    /// `length` bytes that only requests of this side use, and that no thread changes while a request reads
+    /// them.
     ///
     /// # Errors
     /// As [`Pages::new`].
     ///
     /// # Safety
-    /// So it is: bytes that a request in flight names are written neither by [`Pages::write`] and [`Pages::copy_in`] nor by another request.
+    /// So it is: bytes that a request in flight names are written neither by [`Pages::write`] and
+    /// [`Pages::copy_in`] nor by another request.
     pub unsafe fn immutable(domain: &Arc<ProtectionDomain>, length: usize) -> Result<Arc<Self>> {
         Self::backed(domain, length, Access::empty(), Backing::Immutable)
     }
@@ -121,15 +125,17 @@ impl Pages {
             Memory::Own(own) => own.address(),
             Memory::Private(private) => private.start as usize,
         };
-        // The pages are ours, and unmapped only after the region has been deregistered. Local requests write to them only while a `Segment`
-        // in flight holds the allocation; peers only if `access` lets them in, and then every access of the program is atomic.
+        // The pages are ours, and unmapped only after the region has been deregistered. Local requests write
+        // to them only while a `Segment` in flight holds the allocation; peers only if `access` lets them in,
+        // and then every access of the program is atomic.
         let region = MemoryRegion::backed(domain, address, length as u64, address as u64, access, backing)?;
         let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
         let start = start.ok_or_else(|| Error::exhausted("no memory at a usable address"))?;
         Ok(Arc::new(Self { start, length, region, _memory: memory }))
     }
 
-    /// Address of the first byte. Valid for reads and writes of all bytes, up to the next multiple of 8, while `self` lives.
+    /// Address of the first byte. Valid for reads and writes of all bytes, up to the next multiple of 8,
+    /// while `self` lives.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -151,7 +157,8 @@ impl Pages {
         self.start.as_ptr() as usize + offset
     }
 
-    /// Copies the bytes from `offset` on into `target`. Bytes that a peer changes meanwhile may be seen half way.
+    /// Copies the bytes from `offset` on into `target`. Bytes that a peer changes meanwhile may be seen half
+    /// way.
     ///
     /// # Panics
     /// If the range passes the end.
@@ -161,8 +168,8 @@ impl Pages {
         let _never_fails = unsafe { memory::copy_from(target, source) };
     }
 
-    /// Copies the bytes from `offset` on into `target`, the last eight before the others. A peer's bytes become visible in ascending order,
-    /// the last word last: where that is new, so is everything before it.
+    /// Copies the bytes from `offset` on into `target`, the last eight before the others. A peer's bytes
+    /// become visible in ascending order, the last word last: where that is new, so is everything before it.
     ///
     /// # Panics
     /// If the range passes the end.
@@ -183,7 +190,8 @@ impl Pages {
     /// There is no reference to these bytes.
     pub unsafe fn write(&self, offset: usize, source: &[u8]) {
         let target = self.at(offset, source.len());
-        // SAFETY: our own pages, which are mapped as long as `self`; the caller vouches that the bytes are not borrowed.
+        // SAFETY: our own pages, which are mapped as long as `self`; the caller vouches that the bytes are
+        // not borrowed.
         let _never_fails = unsafe { memory::copy_to(target, source) };
     }
 

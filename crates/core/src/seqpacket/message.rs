@@ -5,7 +5,8 @@ use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Receives a message, its descriptors and its sender. Never waits. Returns its length, as far as it has room in `buffer`, and the flags of the answer.
+/// Receives a message, its descriptors and its sender. Never waits. Returns its length, as far as it has room
+/// in `buffer`, and the flags of the answer.
 pub(super) fn receive_message(
     fd: RawFd,
     buffer: &mut [u8],
@@ -14,8 +15,8 @@ pub(super) fn receive_message(
 ) -> io::Result<(usize, libc::c_int, Along)> {
     let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut along = Along::default();
-    // SAFETY: the header names live locals. The kernel's control messages lie within the buffer that it was given. The descriptors in them are new, and no
-    // other part of the process has them.
+    // SAFETY: the header names live locals. The kernel's control messages lie within the buffer that it was
+    // given. The descriptors in them are new, and no other part of the process has them.
     let (count, flags) = unsafe {
         let mut head: libc::msghdr = zeroed();
         head.msg_iov = &raw mut vector;

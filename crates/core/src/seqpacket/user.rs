@@ -1,17 +1,18 @@
 //! The user whose processes this one trusts.
 
-/// The user of this process. None: it may have more rights than the user that has started it, and trusts no process.
+/// The user of this process. None: it may have more rights than the user that has started it, and trusts no
+/// process.
 pub(super) fn own_user() -> Option<libc::uid_t> {
     // SAFETY: a plain number.
     user(unsafe { libc::getauxval(libc::AT_SECURE) } != 0)
 }
 
-/// The user of this process. `is_secure`: the kernel has given the program rights by its file (setuid, setgid, capabilities), or a security module (SELinux) says
-/// so, as it does of daemons, too.
+/// The user of this process. `is_secure`: the kernel has given the program rights by its file (setuid,
+/// setgid, capabilities), or a security module (SELinux) says so, as it does of daemons, too.
 fn user(is_secure: bool) -> Option<libc::uid_t> {
     let user = same(libc::getresuid)?;
-    // The kernel leaves a daemon dumpable, and a program with rights by its file not. That one may make itself dumpable, as long as it has the rights and afterwards.
-    // SAFETY: plain numbers.
+    // The kernel leaves a daemon dumpable, and a program with rights by its file not. That one may make
+    // itself dumpable, as long as it has the rights and afterwards. SAFETY: plain numbers.
     let has_more_rights =
         || unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } != 1 || has_rights_by_its_file(user);
     (!is_secure || !has_more_rights()).then_some(user)
@@ -25,7 +26,8 @@ fn same(get: unsafe extern "C" fn(*mut u32, *mut u32, *mut u32) -> libc::c_int) 
     (is_known && real == effective && real == saved).then_some(real)
 }
 
-/// Whether the process of this user has another group, or capabilities that it has not got from its parent. Root's have all by their user.
+/// Whether the process of this user has another group, or capabilities that it has not got from its parent.
+/// Root's have all by their user.
 fn has_rights_by_its_file(user: libc::uid_t) -> bool {
     if same(libc::getresgid).is_none() {
         return true;

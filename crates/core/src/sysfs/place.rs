@@ -1,7 +1,7 @@
 //! Where in the tree of devices an RDMA device stands, and which processors are near.
 //!
-//! A device without a place of its user's choice is part of a platform device of its own. That one has all that programs look for in an adapter, and is
-//! none.
+//! A device without a place of its user's choice is part of a platform device of its own. That one has all
+//! that programs look for in an adapter, and is none.
 
 use crate::description::{Bus, Description, Slot, Tree, bus_name, bus_of};
 use std::fs;
@@ -32,7 +32,8 @@ pub(super) fn of(devices: &[&Description], machine_has: &dyn Fn(Bus) -> bool) ->
         .enumerate()
         .map(|(index, device)| match &device.pci[..] {
             [] if device.is_on_pci() => at(free(device.numa.unwrap_or_default(), &mut tree, machine_has)),
-            // No digit at the end: NCCL takes devices whose names differ there alone for ports of one adapter.
+            // No digit at the end: NCCL takes devices whose names differ there alone for ports of one
+            // adapter.
             [] => Place {
                 path: format!("/sys/devices/platform/adverb.{index}.auto"),
                 root: String::new(),
@@ -49,8 +50,8 @@ fn at(slots: Vec<Slot>) -> Place {
     Place { path, root, slots }
 }
 
-/// A slot below a root port, on buses that neither the machine nor the list has. In the first domain, 32 buses are for each of the first nodes; other nodes
-/// have a domain of our own.
+/// A slot below a root port, on buses that neither the machine nor the list has. In the first domain, 32
+/// buses are for each of the first nodes; other nodes have a domain of our own.
 fn free(node: u32, tree: &mut Tree, machine_has: &dyn Fn(Bus) -> bool) -> Vec<Slot> {
     let first = 0x11 + (node % 4) * 0x38;
     let domains = [0].into_iter().chain(OWN_DOMAIN..);

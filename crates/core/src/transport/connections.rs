@@ -82,7 +82,8 @@ pub struct Agreement {
 /// The terms of a connection (struct rdma_conn_param).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionParameters {
-    /// Inbound reads and atomics that this side takes at once (IRD); in an event: those that the peer can use.
+    /// Inbound reads and atomics that this side takes at once (IRD); in an event: those that the peer can
+    /// use.
     pub responder_resources: u8,
     /// Outbound reads and atomics that this side starts at once (ORD).
     pub initiator_depth: u8,
@@ -103,16 +104,16 @@ pub struct ConnectionParameters {
 /// An event of a connection.
 #[derive(Clone, Debug)]
 pub enum ConnectionEvent {
-    /// The peer agreed, and waits until the program, which manages the queue pair itself, has made it ready and calls
-    /// [`OutgoingConnection::establish`] (InfiniBand only).
+    /// The peer agreed, and waits until the program, which manages the queue pair itself, has made it ready
+    /// and calls [`OutgoingConnection::establish`] (InfiniBand only).
     Response {
         /// The peer's.
         parameters: ConnectionParameters,
         /// The peer's.
         private_data: Vec<u8>,
     },
-    /// The connection stands. For the initiator with the peer's parameters and private data; the queue pair is in RTS. For datagrams: the
-    /// peer has said which queue pair serves.
+    /// The connection stands. For the initiator with the peer's parameters and private data; the queue pair
+    /// is in RTS. For datagrams: the peer has said which queue pair serves.
     Established {
         /// The peer's.
         parameters: ConnectionParameters,
@@ -138,8 +139,8 @@ pub enum ConnectionEvent {
         /// A negative errno.
         status: i32,
     },
-    /// An established connection has ended, by either side and for any reason. The queue pair is in error. The last event, but for
-    /// [`ConnectionEvent::TimewaitExit`].
+    /// An established connection has ended, by either side and for any reason. The queue pair is in error.
+    /// The last event, but for [`ConnectionEvent::TimewaitExit`].
     Disconnected,
     /// Late packets of the ended connection can no longer arrive (InfiniBand only).
     TimewaitExit,
@@ -159,7 +160,8 @@ impl ConnectionEvent {
     }
 }
 
-/// Takes the events of a connection. Called from the background thread or from within a call of the transport, with no lock of the transport held.
+/// Takes the events of a connection. Called from the background thread or from within a call of the
+/// transport, with no lock of the transport held.
 pub trait ConnectionSink: Send + Sync {
     /// Something happened.
     fn event(&self, event: ConnectionEvent);
@@ -204,7 +206,8 @@ pub trait IncomingConnection: Send + Sync {
     fn service(&self) -> Service {
         Service::Rc
     }
-    /// The terms from which the attributes of our queue pair follow, on a transport where a program can set them itself (InfiniBand).
+    /// The terms from which the attributes of our queue pair follow, on a transport where a program can set
+    /// them itself (InfiniBand).
     fn agreement(&self) -> Option<Agreement> {
         None
     }
@@ -216,8 +219,8 @@ pub trait IncomingConnection: Send + Sync {
         private_data: &[u8],
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>>;
-    /// Accepts it for the queue pair with the number in `parameters`, which the program manages itself; or names the queue pair that
-    /// serves datagrams, and then no event follows.
+    /// Accepts it for the queue pair with the number in `parameters`, which the program manages itself; or
+    /// names the queue pair that serves datagrams, and then no event follows.
     fn accept_unmanaged(
         self: Box<Self>,
         parameters: ConnectionParameters,
@@ -235,8 +238,9 @@ pub trait IncomingConnection: Send + Sync {
 pub trait OutgoingConnection: Send + Sync {
     /// Our address.
     fn local(&self) -> Option<SocketAddr>;
-    /// Ends it in order (rdma_disconnect(3)): requests that were posted before still go out, then the queue pair goes to error.
-    /// [`ConnectionEvent::Disconnected`] follows, or if it does not stand yet, [`ConnectionEvent::Failed`]. Again: no effect.
+    /// Ends it in order (rdma_disconnect(3)): requests that were posted before still go out, then the queue
+    /// pair goes to error. [`ConnectionEvent::Disconnected`] follows, or if it does not stand yet,
+    /// [`ConnectionEvent::Failed`]. Again: no effect.
     fn disconnect(&self) -> Result<()>;
     /// The terms from which the attributes of the queue pair follow, once the peer has answered (InfiniBand).
     fn agreement(&self) -> Option<Agreement> {
@@ -249,7 +253,8 @@ pub trait OutgoingConnection: Send + Sync {
     fn establish(&self) -> Result<()> {
         Err(Error::invalid("the connection does not wait to be established: there was no connect response"))
     }
-    /// The peer's first message has come (rdma_notify(3)): the connection stands, though the peer's own word to that effect may be lost.
+    /// The peer's first message has come (rdma_notify(3)): the connection stands, though the peer's own word
+    /// to that effect may be lost.
     // IB-CM-63
     fn notify(&self) -> Result<()> {
         Ok(())
@@ -282,11 +287,12 @@ pub trait ConnectionBackend: Send + Sync {
     /// Holds a local address; port 0 chooses one.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2); EADDRNOTAVAIL also where the port of one address is held for all.
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2); EADDRNOTAVAIL also where the port of one address is held
+    /// for all.
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>>;
 
-    /// Connects a queue pair in INIT (rdma_connect(3)); events follow on `sink`. Returns at once. The queue pair is in error when the
-    /// connection has ended.
+    /// Connects a queue pair in INIT (rdma_connect(3)); events follow on `sink`. Returns at once. The queue
+    /// pair is in error when the connection has ended.
     fn connect(
         &self,
         queue_pair: &Arc<QueuePair>,
@@ -306,12 +312,14 @@ pub trait ConnectionBackend: Send + Sync {
         Err(unmanaged())
     }
 
-    /// Longest private data where datagrams are looked up by port (rdma_connect(3) on RDMA_PS_UDP). None: the transport has no datagrams.
+    /// Longest private data where datagrams are looked up by port (rdma_connect(3) on RDMA_PS_UDP). None: the
+    /// transport has no datagrams.
     fn datagram_limits(&self) -> Option<PrivateDataLimits> {
         None
     }
 
-    /// The path MTU in bytes of packets that leave from `local`, on a transport whose queue pairs have one (InfiniBand).
+    /// The path MTU in bytes of packets that leave from `local`, on a transport whose queue pairs have one
+    /// (InfiniBand).
     fn path_mtu(&self, local: IpAddr) -> Option<u32> {
         let _ = local;
         None

@@ -102,7 +102,8 @@ pub(crate) fn refused_advice() {
     assert!(has_pattern(base, COUNT * PAGE, 1));
 }
 
-/// Threads drop and use again pages of their own, all at once, in what has been shared before they were started.
+/// Threads drop and use again pages of their own, all at once, in what has been shared before they were
+/// started.
 pub(crate) fn dropped_by_threads() {
     const THREADS: usize = 4;
     let domain = domain();
@@ -358,7 +359,8 @@ pub(crate) fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Bytes that this thread has read by system calls, the lists of `/proc` included: the work that grows with the number of mappings.
+/// Bytes that this thread has read by system calls, the lists of `/proc` included: the work that grows with
+/// the number of mappings.
 fn bytes_read() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("the line");

@@ -181,7 +181,8 @@ pub(crate) fn changed() {
     assert_eq!(share_one(&region), Err(Refusal::Ended));
 }
 
-/// Pages of several mappings that lie side by side, as those of a heap that grows in a child of fork(2): the kernel moves the pages of one mapping at a time.
+/// Pages of several mappings that lie side by side, as those of a heap that grows in a child of fork(2): the
+/// kernel moves the pages of one mapping at a time.
 pub(crate) fn side_by_side() {
     const PIECES: [usize; 3] = [5, 4, 3];
     let count = PIECES.iter().sum::<usize>();

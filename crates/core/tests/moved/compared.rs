@@ -1,4 +1,5 @@
-//! Compares calls on shared pages with the same calls on private ones: the kernel answers the same, and the same is there afterwards.
+//! Compares calls on shared pages with the same calls on private ones: the kernel answers the same, and the
+//! same is there afterwards.
 
 use crate::support::*;
 use std::io::BufRead;
@@ -16,7 +17,8 @@ struct Areas {
     private: usize,
     seed: u64,
     moves: bool,
-    /// Leaves addresses behind when it moves; then nothing is locked, since how much of that is locked afterwards depends on how the area is cut into mappings.
+    /// Leaves addresses behind when it moves; then nothing is locked, since how much of that is locked
+    /// afterwards depends on how the area is cut into mappings.
     leaves: bool,
     said: Vec<String>,
 }

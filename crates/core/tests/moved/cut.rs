@@ -69,7 +69,8 @@ pub(crate) fn grown() {
     for is_moved in [false, true] {
         let base = room + if is_moved { 4 * COUNT * PAGE } else { 0 };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: a part of the room. The rest of it stays until it is wanted, lest a thread of the engine maps something there.
+        // SAFETY: a part of the room. The rest of it stays until it is wanted, lest a thread of the engine
+        // maps something there.
         unsafe {
             assert_eq!(libc::mmap(base as *mut _, COUNT * PAGE, BOTH, flags, -1, 0) as usize, base);
         }
@@ -103,7 +104,8 @@ pub(crate) fn grown() {
     }
 }
 
-/// A limit: what becomes longer goes on in the file where it ended, over what lay there before, or over the next region. The documents say so.
+/// A limit: what becomes longer goes on in the file where it ended, over what lay there before, or over the
+/// next region. The documents say so.
 pub(crate) fn aliased() {
     const COUNT: usize = 16;
     const WORD: u64 = 0x5eed;

@@ -98,7 +98,8 @@ pub(crate) fn raw() {
     assert!(has_pattern(base, COUNT * PAGE, 1), "the parent's is as it was");
 }
 
-/// A limit: the stack that the child begins on is not there, and the child ends, as the documents say. The parent goes on, with all that it has.
+/// A limit: the stack that the child begins on is not there, and the child ends, as the documents say. The
+/// parent goes on, with all that it has.
 pub(crate) fn on_shared_stack() {
     const STACK: usize = 64;
     /// Where the coroutine has its words: pages behind its stack, moved with it.
@@ -123,7 +124,8 @@ pub(crate) fn on_shared_stack() {
     let (_region, place) = shared(&domain, base, 2 * STACK * PAGE);
     let words = base + STACK * PAGE;
     WORDS.store(words, Ordering::SeqCst);
-    // SAFETY: both contexts live until the second has ended, which runs on pages of the test that nobody else uses.
+    // SAFETY: both contexts live until the second has ended, which runs on pages of the test that nobody else
+    // uses.
     unsafe {
         let mut here: libc::ucontext_t = std::mem::zeroed();
         let mut there: libc::ucontext_t = std::mem::zeroed();
@@ -153,7 +155,8 @@ pub(crate) fn on_shared_stack() {
     share_one(&region).expect("others are shared, too");
 }
 
-/// A child that shares its parent's memory until it ends, as posix_spawn(3) and vfork(2) make it, needs no handler: there is one memory.
+/// A child that shares its parent's memory until it ends, as posix_spawn(3) and vfork(2) make it, needs no
+/// handler: there is one memory.
 pub(crate) fn spawns() {
     extern "C" fn stores(at: *mut libc::c_void) -> i32 {
         set(at as usize, 77);
@@ -166,7 +169,8 @@ pub(crate) fn spawns() {
     let (_region, place) = shared(&domain, base, COUNT * PAGE);
     let top = (pages(STACK) + STACK * PAGE) as *mut libc::c_void;
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: this thread waits for the child, which has a stack of its own, stores to a page of the test, and ends.
+    // SAFETY: this thread waits for the child, which has a stack of its own, stores to a page of the test,
+    // and ends.
     let child = unsafe { libc::clone(stores, top, flags, base as *mut _) };
     assert_eq!(wait(child), End::Status(0));
     let mut word = [0; 8];

@@ -1,8 +1,8 @@
 //! Pages that are moved for peers of the same host behave as ordinary private memory does.
 //!
-//! Who may be running decides how pages are moved, if at all; so each case is a process of its own, which has one thread unless it starts others.
-//! What a case finds missing in the system counts as failed. Where a case says so, it is right for it to be refused: the program's memory must be
-//! as it was then.
+//! Who may be running decides how pages are moved, if at all; so each case is a process of its own, which has
+//! one thread unless it starts others. What a case finds missing in the system counts as failed. Where a case
+//! says so, it is right for it to be refused: the program's memory must be as it was then.
 
 mod after;
 mod alone;

@@ -119,7 +119,8 @@ pub(crate) fn children() {
     assert!(get(base) == u64::from_ne_bytes([0xee; 8]) && get(base + 8) == 9);
 }
 
-/// A peer that keeps its map of what has ended finds zeros, and reaches nothing that is made later, wherever that lies.
+/// A peer that keeps its map of what has ended finds zeros, and reaches nothing that is made later, wherever
+/// that lies.
 pub(crate) fn ended() {
     let domain = domain();
     let mut offsets = std::collections::HashSet::new();

@@ -66,7 +66,8 @@ impl Ring {
     }
 }
 
-/// A program registers its pool with io_uring after a peer has come to share it, deregisters it, registers it again: what is read into it arrives each time.
+/// A program registers its pool with io_uring after a peer has come to share it, deregisters it, registers it
+/// again: what is read into it arrives each time.
 pub(crate) fn later() {
     let domain = domain();
     let base = pages(COUNT);
@@ -96,7 +97,8 @@ pub(crate) fn later() {
     assert!(matches!(answer, Err(Refusal::Uring | Refusal::Pinned)), "{answer:?}");
 }
 
-/// A region ends while a ring is there, and another while a thread sleeps in state D, which no signal wakes. The program drops the pages then, and uses them again.
+/// A region ends while a ring is there, and another while a thread sleeps in state D, which no signal wakes.
+/// The program drops the pages then, and uses them again.
 pub(crate) fn ended() {
     let domain = domain();
     let base = pages(COUNT);
@@ -235,8 +237,8 @@ pub(crate) fn device() {
     shared(&domain, pages(COUNT), COUNT * PAGE);
 }
 
-/// A page in the middle has more references than a page without pins can have (1024): the pages before it have been taken away by the time that the kernel
-/// refuses it, and come back.
+/// A page in the middle has more references than a page without pins can have (1024): the pages before it
+/// have been taken away by the time that the kernel refuses it, and come back.
 pub(crate) fn half_way() {
     const COUNT: usize = 64;
     let domain = domain();

@@ -165,8 +165,8 @@ pub(crate) fn protection_key() {
     assert!(has_pattern(base, COUNT * PAGE, 1));
 }
 
-/// A child of fork has copies of what is moved: of 256 MiB at most, and no region of more than 64 MiB is moved at all. Nobody has touched these, so that
-/// they take no memory.
+/// A child of fork has copies of what is moved: of 256 MiB at most, and no region of more than 64 MiB is
+/// moved at all. Nobody has touched these, so that they take no memory.
 pub(crate) fn too_much() {
     const REGION: usize = 64 << 20;
     const ROOM: usize = 256 << 20;

@@ -123,7 +123,8 @@ pub(crate) enum End {
 
 /// Forks a child that does `work` and ends with status 0 if that is true.
 pub(crate) fn fork(work: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child does what may be done in a child of a process with one thread, or nothing that takes a lock.
+    // SAFETY: the child does what may be done in a child of a process with one thread, or nothing that takes
+    // a lock.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {

@@ -146,7 +146,8 @@ pub(crate) fn forks() {
     assert!(has_pattern(base, COUNT * PAGE, 7));
 }
 
-/// A futex that is not private is known by the pages that it lies in; and these do not change once there is somebody who waits.
+/// A futex that is not private is known by the pages that it lies in; and these do not change once there is
+/// somebody who waits.
 pub(crate) fn futex() {
     let domain = domain();
     let base = pages(COUNT);

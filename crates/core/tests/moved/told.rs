@@ -1,4 +1,5 @@
-//! Cases of what a program can tell of its pages that have been moved: SECURITY.md lists it. No byte is wrong in any of them.
+//! Cases of what a program can tell of its pages that have been moved: SECURITY.md lists it. No byte is wrong
+//! in any of them.
 
 use crate::after::{drop_pages, status};
 use crate::support::*;
@@ -125,8 +126,8 @@ fn can_be_read(address: usize) -> bool {
     unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) == 8 }
 }
 
-/// A guard page of a program (MADV_GUARD_INSTALL) has its old bytes afterwards, where private memory has zeros. An older kernel has no such pages, or none of shared
-/// memory: then nothing happens to the bytes.
+/// A guard page of a program (MADV_GUARD_INSTALL) has its old bytes afterwards, where private memory has
+/// zeros. An older kernel has no such pages, or none of shared memory: then nothing happens to the bytes.
 pub(crate) fn guard_pages() {
     const INSTALL: i32 = 102;
     const REMOVE: i32 = 103;
@@ -152,7 +153,8 @@ pub(crate) fn guard_pages() {
     assert!(has_pattern(base, COUNT * PAGE, 1), "the old bytes");
 }
 
-/// mremap(2) with an old size of 0 makes a second mapping of shared memory; of private memory there is no such thing.
+/// mremap(2) with an old size of 0 makes a second mapping of shared memory; of private memory there is no
+/// such thing.
 pub(crate) fn duplicated() {
     let domain = domain();
     let duplicate = |base: usize, count: usize| {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Endpoint {
-    /// A message has come by the channel, whose receiving lock the calling thread has. True: the caller is to call [`Endpoint::receive`] once it has let go
-    /// of that lock.
+    /// A message has come by the channel, whose receiving lock the calling thread has. True: the caller is to
+    /// call [`Endpoint::receive`] once it has let go of that lock.
     #[inline]
     pub(crate) fn arrived(&self, inbox: &Arc<Inbox>, said: &RecordHead, payload: &Source<'_>) -> bool {
         if !inbox.has_waiting()
@@ -49,7 +49,8 @@ impl Endpoint {
         true
     }
 
-    /// The peer has sent more than it may: the background thread ends the connection. The calling thread has the channel's lock, and cannot.
+    /// The peer has sent more than it may: the background thread ends the connection. The calling thread has
+    /// the channel's lock, and cannot.
     #[cold]
     fn sends_too_much(&self) {
         self.refuses_peer.store(true, Ordering::SeqCst);

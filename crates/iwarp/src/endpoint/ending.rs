@@ -146,8 +146,9 @@ impl Endpoint {
         }
     }
 
-    /// Sending has failed, but bytes that came before are still in the socket: messages, perhaps the peer's Terminate. Takes them in. Returns the cause by
-    /// which the connection ends, none while messages wait, and whether the first frame was among those bytes.
+    /// Sending has failed, but bytes that came before are still in the socket: messages, perhaps the peer's
+    /// Terminate. Takes them in. Returns the cause by which the connection ends, none while messages wait,
+    /// and whether the first frame was among those bytes.
     // RFC5041-6.2.1-5
     pub(super) fn final_frames(&self, rx: &mut Rx, error: io::Error) -> (Option<Cause>, bool) {
         self.is_ending.store(true, Ordering::SeqCst);
@@ -194,7 +195,8 @@ impl Endpoint {
         self.report_end();
     }
 
-    /// The process exits. Our direction closes. Bytes that have come are read and dropped: to close a socket with unread bytes would reset the connection.
+    /// The process exits. Our direction closes. Bytes that have come are read and dropped: to close a socket
+    /// with unread bytes would reset the connection.
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
         if self.has_put_off() {
@@ -212,7 +214,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the connection in order: requests that were posted go out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
+    /// Ends the connection in order: requests that were posted go out first (RFC5041-6.2.1-4), for at most
+    /// [`DRAIN`].
     pub(crate) fn disconnect(self: &Arc<Self>) {
         {
             let mut guard = lock(&self.tx);

@@ -36,7 +36,8 @@ impl Endpoint {
                 return Err(Error::invalid("the queue pair is being destroyed"));
             }
             self.check_unconnected()?;
-            // Before the connection stands, so that nothing fails afterwards. Events of the time in between are reported anew below.
+            // Before the connection stands, so that nothing fails afterwards. Events of the time in between
+            // are reported anew below.
             let reactor = &self.queues.engine.reactor;
             let first_frame_timer = if waits { Some(first_frame::expect(self, &socket)?) } else { None };
             let begun = reactor.add_arrival(socket.fd(), EDGE, self.clone()).and_then(|token| {

@@ -1,4 +1,5 @@
-//! The messages that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
+//! The messages that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two
+//! processes of this host.
 
 use super::LocalHost;
 use super::inbox::Inbox;
@@ -20,7 +21,8 @@ const MOST_RECORDS_AT_ONCE: usize = 64;
 /// The channel that two processes of one host share: memory for messages without TCP.
 pub(crate) type Channel = adverb_samehost::Channel<Messages>;
 
-/// The traffic of iWARP in a channel ([`adverb_samehost::Channel`]): the messages of all connections between two processes of this host.
+/// The traffic of iWARP in a channel ([`adverb_samehost::Channel`]): the messages of all connections between
+/// two processes of this host.
 pub(crate) struct Messages {
     host: Weak<LocalHost>,
     counters: &'static Counters,
@@ -31,7 +33,8 @@ pub(crate) struct Messages {
 pub(crate) struct Incoming {
     /// Ends that messages were for.
     known: LookupCache<End>,
-    /// Connections for which a thread is to call [`Endpoint::receive`], once it has let go of the channel's lock.
+    /// Connections for which a thread is to call [`Endpoint::receive`], once it has let go of the channel's
+    /// lock.
     looking: Vec<Arc<Endpoint>>,
     is_poll: bool,
 }
@@ -55,8 +58,8 @@ fn find<'a>(
 pub(crate) enum RecordOutcome {
     /// The record is in the channel. The other side looks by itself.
     Polls,
-    /// The record is in the channel, and the other side sleeps. The caller is to [ring](Channel::ring), best without a lock, since that takes a
-    /// system call.
+    /// The record is in the channel, and the other side sleeps. The caller is to [ring](Channel::ring), best
+    /// without a lock, since that takes a system call.
     Sleeps,
     /// The channel has no room.
     Full,

@@ -1,7 +1,9 @@
-//! Doors: abstract Unix sockets by which the other ends of connections find the process that has accepted them.
+//! Doors: abstract Unix sockets by which the other ends of connections find the process that has accepted
+//! them.
 //!
-//! A door has the name of the address that the other end has connected to. Where another process holds that name, perhaps another user's, a connection has
-//! a door of its own, with both addresses in its name. Only processes of our user are let in.
+//! A door has the name of the address that the other end has connected to. Where another process holds that
+//! name, perhaps another user's, a connection has a door of its own, with both addresses in its name. Only
+//! processes of our user are let in.
 
 use super::question::{self, QuestionMessage};
 use super::{Ends, LocalHost, RemoteEnd};
@@ -24,7 +26,8 @@ pub(super) fn name_of_one(Ends { local, peer }: Ends) -> Vec<u8> {
     seqpacket::name(&format!("iwarp/{}/{}/{}/{}", local.ip(), local.port(), peer.ip(), peer.port()))
 }
 
-/// A door: an abstract Unix socket by which the other ends of connections find this process. It closes when this is dropped.
+/// A door: an abstract Unix socket by which the other ends of connections find this process. It closes when
+/// this is dropped.
 pub(super) struct Door {
     // Ends before the descriptor is closed.
     inlet: Arc<Inlet>,
@@ -32,12 +35,13 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// Opens the door. None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
+    /// Opens the door. None if another process holds the name, or there is no descriptor: then the connection
+    /// goes by TCP.
     pub(super) fn open(host: &Arc<LocalHost>, name: &[u8]) -> Option<Arc<Self>> {
         let listener = Arc::new(Listener::bind_for_descriptors(name).ok()?);
         let host = Arc::downgrade(host);
-        // The background thread may be accepting while the door closes. So it keeps the listener until it is done, and no other descriptor gets that number
-        // before.
+        // The background thread may be accepting while the door closes. So it keeps the listener until it is
+        // done, and no other descriptor gets that number before.
         let open = listener.clone();
         let let_in = move |connection| {
             let _held = &open;

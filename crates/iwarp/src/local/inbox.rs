@@ -1,8 +1,10 @@
-//! The messages through shared memory of one connection: those that have come and wait, and how many are under way in each direction.
+//! The messages through shared memory of one connection: those that have come and wait, and how many are
+//! under way in each direction.
 //!
-//! A message waits here if its place in the stream by TCP has not come, or if it is behind a message without a receive. So it holds up no other connection
-//! of the two processes. Each side bounds the messages under way that the other has not taken in ([`WINDOW`]). Beyond that, messages go by TCP, which has a
-//! bound of its own.
+//! A message waits here if its place in the stream by TCP has not come, or if it is behind a message without
+//! a receive. So it holds up no other connection of the two processes. Each side bounds the messages under
+//! way that the other has not taken in ([`WINDOW`]). Beyond that, messages go by TCP, which has a bound of
+//! its own.
 
 use super::record::RecordHead;
 use crate::lock;
@@ -10,7 +12,8 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-/// A side sends no more than this weight of messages that the other one has not taken in. A ring holds less, so most of them wait at the receiver.
+/// A side sends no more than this weight of messages that the other one has not taken in. A ring holds less,
+/// so most of them wait at the receiver.
 pub(crate) const WINDOW: u32 = 256 << 10;
 /// The peer is told of progress after so much of it, if there is no message that says so.
 const WORTH_TELLING: u32 = WINDOW / 4;
@@ -24,15 +27,18 @@ pub(crate) fn weight(length: u32) -> u32 {
 /// A message that waits, and its bytes.
 pub(crate) type Waiting = (RecordHead, Vec<u8>);
 
-/// The messages through shared memory of one connection: those that have come and wait, and how many are under way in each direction. Thread-safe.
+/// The messages through shared memory of one connection: those that have come and wait, and how many are
+/// under way in each direction. Thread-safe.
 pub(crate) struct Inbox {
     /// The number by which the peer names this end.
     pub(crate) number: u32,
     /// The peer's process; zero until it is known.
     peer: AtomicI32,
-    /// The process that has said that it takes in messages through shared memory; zero before. Any process may say so before the peer's is known.
+    /// The process that has said that it takes in messages through shared memory; zero before. Any process
+    /// may say so before the peer's is known.
     greeted: AtomicI32,
-    /// The weight of our messages that the peer has taken in, and of the peer's that this end has, modulo 2^32.
+    /// The weight of our messages that the peer has taken in, and of the peer's that this end has, modulo
+    /// 2^32.
     peer_took: AtomicU32,
     took: AtomicU32,
     /// The last that the peer was told.
@@ -65,7 +71,8 @@ impl Inbox {
         }
     }
 
-    /// The peer is in this process. Before that process is told of this end: so before it sends anything but a greeting.
+    /// The peer is in this process. Before that process is told of this end: so before it sends anything but
+    /// a greeting.
     pub(crate) fn meets(&self, process: libc::pid_t) {
         self.peer.store(process, Ordering::SeqCst);
     }
@@ -91,8 +98,8 @@ impl Inbox {
         greeted != 0 && greeted == self.peer.load(Ordering::Relaxed)
     }
 
-    /// The peer has taken in messages of this weight, all together. Its threads may say so out of order, so a smaller value than before changes nothing.
-    /// The calling thread has the channel's receiving lock.
+    /// The peer has taken in messages of this weight, all together. Its threads may say so out of order, so a
+    /// smaller value than before changes nothing. The calling thread has the channel's receiving lock.
     #[inline]
     pub(super) fn peer_took(&self, weight: u32) {
         let before = self.peer_took.load(Ordering::Relaxed);
@@ -108,7 +115,8 @@ impl Inbox {
         under_way.saturating_add(weight(length)) <= WINDOW
     }
 
-    /// How much has been taken in. The peer is told at once: with the sending lock of the channel, so that it is told in order.
+    /// How much has been taken in. The peer is told at once: with the sending lock of the channel, so that it
+    /// is told in order.
     #[inline]
     pub(crate) fn tell(&self) -> u32 {
         let took = self.took.load(Ordering::Relaxed);
@@ -128,7 +136,8 @@ impl Inbox {
             && self.is_progress_pending.swap(false, Ordering::SeqCst)
     }
 
-    /// A message has been taken in, by the thread that has the receive lock. Returns whether the peer is to be told.
+    /// A message has been taken in, by the thread that has the receive lock. Returns whether the peer is to
+    /// be told.
     #[inline]
     pub(crate) fn take(&self, length: u32) -> bool {
         let took = self.took.load(Ordering::Relaxed).wrapping_add(weight(length));

@@ -1,14 +1,18 @@
 //! Connections within one host: one-sided operations between two processes of one user need no TCP.
 //!
-//! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end. It asks the
-//! process that holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side
-//! learns in which process the other end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Handshakes`]). From then on
-//! each side carries out one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way.
-//! Neither side waits for the other: each one knows enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon
-//! as the other side has said there that it knows this one. All else goes by TCP, and so does everything until then.
+//! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of
+//! this host has the other end. It asks the process that holds the [`door`] of the address which it has
+//! connected to, and names the connection by its two addresses ([`question`]). So each side learns in which
+//! process the other end is, and by which number. Processes that have not met yet do so now
+//! ([`adverb_samehost::Handshakes`]). From then on each side carries out one-sided operations in memory of
+//! the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. Neither side
+//! waits for the other: each one knows enough for its own operations. Short messages go through memory that
+//! both have ([`channel`]), as soon as the other side has said there that it knows this one. All else goes by
+//! TCP, and so does everything until then.
 //!
-//! The bytes by TCP are unchanged, and tell nothing of this. Each message through shared memory says how many bytes of the stream come before it
-//! ([`record`]). So its receiver takes in everything in the order in which it was sent.
+//! The bytes by TCP are unchanged, and tell nothing of this. Each message through shared memory says how many
+//! bytes of the stream come before it ([`record`]). So its receiver takes in everything in the order in which
+//! it was sent.
 
 mod channel;
 mod door;
@@ -57,7 +61,8 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// The ends of a socket. None for addresses that need an interface beside them: no other process is asked by these.
+    /// The ends of a socket. None for addresses that need an interface beside them: no other process is asked
+    /// by these.
     fn of(socket: &Socket) -> Option<Self> {
         let plain = |address: SocketAddr| {
             let is_scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
@@ -178,8 +183,8 @@ impl LocalHost {
         self.this.upgrade().expect("it lives as long as its devices")
     }
 
-    /// The connection over a socket is about to stand. If both of its ends are on this host, the other one finds ours from now on. `accepts`: by this side's
-    /// door, before the other side can ask.
+    /// The connection over a socket is about to stand. If both of its ends are on this host, the other one
+    /// finds ours from now on. `accepts`: by this side's door, before the other side can ask.
     pub(crate) fn expect(
         &self,
         endpoint: &Arc<Endpoint>,
@@ -237,7 +242,8 @@ impl LocalHost {
         lock(&self.members).all.values().filter_map(|member| member.endpoint.upgrade()).collect()
     }
 
-    /// The counters for events that belong to no queue pair: those of the device that has had a connection first.
+    /// The counters for events that belong to no queue pair: those of the device that has had a connection
+    /// first.
     fn counters(&self) -> &'static Counters {
         self.counters.get_or_init(|| Box::leak(Box::new(Counters::private())))
     }
@@ -282,8 +288,8 @@ impl LocalHost {
         Some(EndName { number, serial: member.inbox.number })
     }
 
-    /// Notes which process has the other end of a connection. Returns the names by which others know this one; none if there is no such
-    /// connection here.
+    /// Notes which process has the other end of a connection. Returns the names by which others know this
+    /// one; none if there is no such connection here.
     fn note(&self, ends: Ends, peer: RemoteEnd) -> Option<EndName> {
         {
             let mut members = lock(&self.members);
@@ -308,7 +314,8 @@ impl LocalHost {
 }
 
 impl Members {
-    /// The door for the other end of a connection: that of our address, or, where another process has its name, one for this connection alone.
+    /// The door for the other end of a connection: that of our address, or, where another process has its
+    /// name, one for this connection alone.
     fn door(&mut self, host: &Arc<LocalHost>, ends: Ends) -> Option<Arc<Door>> {
         self.doors.retain(|_, door| door.strong_count() > 0);
         for name in [door::name(ends.local), door::name_of_one(ends)] {
@@ -324,7 +331,8 @@ impl Members {
     }
 }
 
-/// Processes find each other by the addresses of a connection. A first byte tells messages of a handshake from questions.
+/// Processes find each other by the addresses of a connection. A first byte tells messages of a handshake
+/// from questions.
 impl Side for LocalHost {
     type Traffic = Messages;
 

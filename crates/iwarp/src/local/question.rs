@@ -1,4 +1,5 @@
-//! A question: does your process have the other end of this connection? And its answer: the number of the queue pair there.
+//! A question: does your process have the other end of this connection? And its answer: the number of the
+//! queue pair there.
 //!
 //! | byte | a question | an answer |
 //! |---|---|---|
@@ -8,8 +9,8 @@
 //! | 8 to 11 | number of the asker's end of the connection ([`super::Inbox::number`]) | number of the other end |
 //! | 12 to 47 | the addresses of the connection, as the process that is asked knows it: its own first | |
 //!
-//! Numbers are in the host's order. The kernel names the process that asks and the one that answers. A process of the same user is believed, since it could
-//! read this one's memory anyway.
+//! Numbers are in the host's order. The kernel names the process that asks and the one that answers. A
+//! process of the same user is believed, since it could read this one's memory anyway.
 
 use super::{ADDRESS, EndName, Ends, LocalHost, RemoteEnd, door, from_bytes, to_bytes};
 use crate::lock;
@@ -101,7 +102,8 @@ struct State {
 }
 
 impl Question {
-    /// Asks for the other end of a connection, of which this process has `own`. If anything fails, the connection goes by TCP.
+    /// Asks for the other end of a connection, of which this process has `own`. If anything fails, the
+    /// connection goes by TCP.
     pub(super) fn ask(host: &Arc<LocalHost>, ends: Ends, own: EndName) {
         let theirs = ends.reversed();
         let names = [door::name_of_one(theirs), door::name(theirs.local)];
@@ -147,7 +149,8 @@ impl Source for Question {
         let (Some(connection), Some(end)) = (self.end(), end) else { return };
         let peer = RemoteEnd { process: connection.process(), end };
         if peer.process == std::process::id() as libc::pid_t {
-            // This process has the other end itself, by another address, as a firewall may make one. Such a connection shares nothing.
+            // This process has the other end itself, by another address, as a firewall may make one. Such a
+            // connection shares nothing.
             return;
         }
         if self.host.note(self.ends, peer).is_some() {

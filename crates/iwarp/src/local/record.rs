@@ -1,4 +1,5 @@
-//! Records, by which one end of a connection talks to the other through shared memory. A record begins with four words, in the host's order of bytes:
+//! Records, by which one end of a connection talks to the other through shared memory. A record begins with
+//! four words, in the host's order of bytes:
 //!
 //! | byte | |
 //! |---|---|
@@ -58,7 +59,8 @@ pub(crate) struct RecordHead {
 }
 
 impl RecordHead {
-    /// The head of a record without a message: its kind, the end that it is for, and how much has been taken in.
+    /// The head of a record without a message: its kind, the end that it is for, and how much has been taken
+    /// in.
     pub(crate) fn bare(kind: RecordKind, to: u32, taken: u32) -> Self {
         let (length, solicited, invalidates, data, behind, written) = (0, false, false, 0, 0, 0);
         Self { kind, to, length, solicited, invalidates, data, behind, taken, written }

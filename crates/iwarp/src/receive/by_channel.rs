@@ -1,4 +1,5 @@
-//! Messages that come through shared memory: each in its place of the stream by TCP, and from there on as if it had come by that.
+//! Messages that come through shared memory: each in its place of the stream by TCP, and from there on as if
+//! it had come by that.
 
 use super::{Rx, TakeEffect, Until};
 use crate::endpoint::{Cause, Endpoint};
@@ -13,7 +14,8 @@ use std::sync::Arc;
 pub(crate) enum ArrivalOutcome {
     /// The message is taken in.
     TakenIn {
-        /// Whether the caller has to call [`Endpoint::receive`], which sends, rings or ends the connection as the message demands.
+        /// Whether the caller has to call [`Endpoint::receive`], which sends, rings or ends the connection as
+        /// the message demands.
         looks: bool,
     },
     /// The message is to wait in the inbox.
@@ -23,8 +25,8 @@ pub(crate) enum ArrivalOutcome {
 }
 
 impl Rx {
-    /// Takes in a message of the channel in place, if no other message and no byte of the stream waits before it. The calling thread has the
-    /// channel's receiving lock and the connection's receive lock.
+    /// Takes in a message of the channel in place, if no other message and no byte of the stream waits before
+    /// it. The calling thread has the channel's receiving lock and the connection's receive lock.
     #[inline]
     pub(crate) fn take_at_once(
         &mut self,
@@ -42,7 +44,8 @@ impl Rx {
             && self.postponed.is_none()
             && self.failed.is_none();
         let position = self.came - self.carry.len() as u64;
-        // An invalidation may wait for other processes. Meanwhile no other connection is to wait for the channel's lock, which this thread has.
+        // An invalidation may wait for other processes. Meanwhile no other connection is to wait for the
+        // channel's lock, which this thread has.
         if !is_free || said.behind > position || said.invalidates {
             return ArrivalOutcome::TooEarly;
         }
@@ -63,7 +66,8 @@ impl Rx {
         }
     }
 
-    /// Takes in the messages that wait, as far as they come at this place of the stream. If one of them cannot be taken in yet, `postponed` says why.
+    /// Takes in the messages that wait, as far as they come at this place of the stream. If one of them
+    /// cannot be taken in yet, `postponed` says why.
     pub(super) fn deliver_waiting(
         &mut self,
         endpoint: &Endpoint,
@@ -87,7 +91,8 @@ impl Rx {
         self.inbox.as_ref().is_some_and(|inbox| inbox.has_waiting())
     }
 
-    /// Takes the records out of the channel: the peer has put some there before it sent the bytes that this thread has received, and those come first.
+    /// Takes the records out of the channel: the peer has put some there before it sent the bytes that this
+    /// thread has received, and those come first.
     #[inline]
     pub(super) fn drain_channel(&self, endpoint: &Endpoint) {
         if let Some((channel, _)) = &self.near {
@@ -95,7 +100,8 @@ impl Rx {
         }
     }
 
-    /// Takes in a message at this place of the stream. False: nothing has happened, and the message is to wait (`postponed`).
+    /// Takes in a message at this place of the stream. False: nothing has happened, and the message is to
+    /// wait (`postponed`).
     fn deliver(
         &mut self,
         endpoint: &Endpoint,
@@ -105,7 +111,8 @@ impl Rx {
         taken: &mut TakeEffect,
     ) -> Result<bool, Cause> {
         let arrival = said.arrival();
-        // No peer that keeps the rules sends it behind its place, or in the middle of a Send by TCP, whose receive this one would take.
+        // No peer that keeps the rules sends it behind its place, or in the middle of a Send by TCP, whose
+        // receive this one would take.
         if said.behind != position || self.receive.is_some() {
             return Err(Cause::Fault(Fault::InvalidOffset, arrival.terminate(Fault::InvalidOffset)));
         }
@@ -150,7 +157,8 @@ impl Rx {
         Ok(true)
     }
 
-    /// Tells the peer how much has been taken in, so that it may send more. A peer that waits only for this may sleep: then it is woken.
+    /// Tells the peer how much has been taken in, so that it may send more. A peer that waits only for this
+    /// may sleep: then it is woken.
     #[cold]
     fn tell_progress(&mut self, endpoint: &Endpoint) {
         let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
@@ -160,7 +168,8 @@ impl Rx {
             RecordOutcome::Sleeps => self.owes_ring = true,
             RecordOutcome::Full => {
                 inbox.put_off_progress();
-                // If the channel has room again by now, it calls no sender: the background thread tries again.
+                // If the channel has room again by now, it calls no sender: the background thread tries
+                // again.
                 if !channel.wait(endpoint) {
                     endpoint.look_soon();
                 }
@@ -174,7 +183,8 @@ impl Rx {
         self.near.as_ref().filter(|_| owes_ring).map(|(channel, _)| channel.clone())
     }
 
-    /// Publishes to the peer's process how much has been taken in: all but `left` bytes of those received by TCP.
+    /// Publishes to the peer's process how much has been taken in: all but `left` bytes of those received by
+    /// TCP.
     #[inline]
     pub(super) fn tell_taken(&self, left: usize) {
         if let Some(published) = &self.published {

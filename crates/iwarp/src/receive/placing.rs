@@ -14,7 +14,8 @@ use adverb_proto::iwarp::{Arrival, Fault, InboundRequest, ReadRequest, Segment};
 use std::sync::atomic::Ordering;
 
 impl Rx {
-    /// Takes the receive of a message that begins. False if there is none and the program still has time to post one.
+    /// Takes the receive of a message that begins. False if there is none and the program still has time to
+    /// post one.
     pub(super) fn take_receive(&mut self, endpoint: &Endpoint) -> bool {
         self.receive = endpoint.queues.take_receive();
         if self.receive.is_some() {
@@ -25,7 +26,8 @@ impl Rx {
         !self.has_time_left()
     }
 
-    /// Whether the program still has time to post a receive for the message that waits. The time begins with the first call.
+    /// Whether the program still has time to post a receive for the message that waits. The time begins with
+    /// the first call.
     pub(super) fn has_time_left(&mut self) -> bool {
         let now = clock::device();
         let wait = self.behind.get_or_insert(Wait::begin(now));
@@ -49,7 +51,8 @@ impl Rx {
                 taken.received.one_sided = true;
                 // RFC5041-5.2-8
                 if length > 0 {
-                    // RFC5041-7.1-6, RFC5041-7.1-11, RFC5041-4.2-4: all of it is checked before any of it is placed.
+                    // RFC5041-7.1-6, RFC5041-7.1-11, RFC5041-4.2-4: all of it is checked before any of it is
+                    // placed.
                     if !permitted(Access::REMOTE_WRITE) {
                         queues.refuse_right(Access::REMOTE_WRITE);
                         return Err(refuse(Fault::AccessRights));
@@ -272,8 +275,8 @@ impl Rx {
         }
     }
 
-    /// The memory of a payload is not there, or no longer. A Write's memory was named by the peer, which gets a Terminate; a Read's or a receive's by
-    /// this program, whose request fails.
+    /// The memory of a payload is not there, or no longer. A Write's memory was named by the peer, which gets
+    /// a Terminate; a Read's or a receive's by this program, whose request fails.
     pub(super) fn refuse(&mut self, endpoint: &Endpoint, placing: &Placing, fault: Fault) -> Cause {
         match placing.target {
             Target::Write { .. } => {
@@ -321,7 +324,8 @@ impl Rx {
                 let Some(work) = self.receive else { return Ok(()) };
                 let mut completion = self.completion(endpoint, &work, Status::Success);
                 if let Some(stag) = invalidate {
-                    // RFC5040-5.3-6, RFC5040-7.2-4, RFC5040-7.2-5: invalidated before the message is delivered.
+                    // RFC5040-5.3-6, RFC5040-7.2-4, RFC5040-7.2-5: invalidated before the message is
+                    // delivered.
                     if let Err(error) = queues.invalidate_for_peer(stag, queues.domain) {
                         let fault = match fault_of(error) {
                             Fault::AccessRights | Fault::StagNotAssociated => Fault::CannotInvalidate,

@@ -14,7 +14,8 @@ use arrayvec::ArrayVec;
 use std::sync::atomic::Ordering;
 
 impl Tx {
-    /// Fills a burst. Returns whether it holds all that there is to send. An error ends the connection once the frames before it are sent.
+    /// Fills a burst. Returns whether it holds all that there is to send. An error ends the connection once
+    /// the frames before it are sent.
     pub(super) fn fill(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<bool, Cause> {
         while burst.frames.len() < FRAMES && burst.total < BURST {
             self.filling = !burst.frames.is_empty();
@@ -103,7 +104,8 @@ impl Tx {
         matches!(all, Ok(true)).then(|| checksum.trailer())
     }
 
-    /// Writes the burst to the socket until it is sent or the socket is full, and follows up the frames that have left.
+    /// Writes the burst to the socket until it is sent or the socket is full, and follows up the frames that
+    /// have left.
     pub(super) fn send(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<(), Cause> {
         if self.impaired.is_some() && !self.may_leave(endpoint, burst)? {
             return Ok(());
@@ -143,7 +145,8 @@ impl Tx {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if would_block(&error) => {
-                    // Set before the last attempt. Room that comes after that attempt is an edge, at which the background thread finds it set.
+                    // Set before the last attempt. Room that comes after that attempt is an edge, at which
+                    // the background thread finds it set.
                     if !endpoint.is_full.swap(true, Ordering::SeqCst) {
                         continue;
                     }
@@ -178,7 +181,8 @@ impl Tx {
         }
     }
 
-    /// Asks the wire about the frames of a burst. Whether it goes on now; if not, it is as if the socket were full.
+    /// Asks the wire about the frames of a burst. Whether it goes on now; if not, it is as if the socket were
+    /// full.
     #[cold]
     fn may_leave(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<bool, Cause> {
         let Some(impaired) = &mut self.impaired else { return Ok(true) };
@@ -224,7 +228,8 @@ pub(super) fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
     }
 }
 
-/// Collects the unsent rest of the burst, as far as the parts suffice. Their memory stays open until the spans of the burst are cleared.
+/// Collects the unsent rest of the burst, as far as the parts suffice. Their memory stays open until the
+/// spans of the burst are cleared.
 pub(super) fn gather(
     endpoint: &Endpoint,
     kept: &KeptReads,

@@ -1,7 +1,8 @@
 //! Messages that go through memory which both processes of a connection have, instead of TCP.
 //!
-//! The peer has said that it takes them in. Each message says how many bytes of the stream come before it, so the receiver keeps the order between
-//! both ways. A message is complete once it is in the shared memory, as a message by TCP is once the socket has it.
+//! The peer has said that it takes them in. Each message says how many bytes of the stream come before it, so
+//! the receiver keeps the order between both ways. A message is complete once it is in the shared memory, as
+//! a message by TCP is once the socket has it.
 
 use super::Tx;
 use super::direct::{DirectOutcome, Extent, Near};
@@ -14,11 +15,13 @@ use adverb_core::transport::Takeover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// So many messages go by TCP after the channel was full. TCP holds more for a receiver that is behind, and a sender gathers them.
+/// So many messages go by TCP after the channel was full. TCP holds more for a receiver that is behind, and a
+/// sender gathers them.
 const FOLLOWING: u32 = 64;
 
 impl Near {
-    /// Tells the peer that this end takes in messages of the channel. Tells it of progress, too, if the channel had no room for that before.
+    /// Tells the peer that this end takes in messages of the channel. Tells it of progress, too, if the
+    /// channel had no room for that before.
     #[inline]
     pub(super) fn greet(&mut self, endpoint: &Endpoint) {
         if !self.has_greeted && !endpoint.lane.has_sleepers() {
@@ -29,10 +32,12 @@ impl Near {
         }
     }
 
-    /// Puts a record without a message into the channel. False: the channel has no room. Once it has, it calls the endpoint, whose next turn begins.
+    /// Puts a record without a message into the channel. False: the channel has no room. Once it has, it
+    /// calls the endpoint, whose next turn begins.
     #[cold]
     fn say(&self, endpoint: &Endpoint, kind: RecordKind) -> bool {
-        // The loop goes round when the channel had no room, and then had some before this thread could begin to wait for it.
+        // The loop goes round when the channel had no room, and then had some before this thread could begin
+        // to wait for it.
         loop {
             if self.channel.neighbour.has_ended() {
                 return false;
@@ -59,7 +64,8 @@ impl Near {
             && self.inbox.has_room(self.sent, length)
     }
 
-    /// The head of a message that leaves. The calling thread has the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
+    /// The head of a message that leaves. The calling thread has the channel's sending lock
+    /// ([`Inbox::tell`](crate::local::Inbox::tell)).
     #[inline]
     fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> RecordHead {
         let (kind, length, written) = match opcode {
@@ -96,7 +102,8 @@ impl Tx {
     fn leave_to_tcp(&mut self, endpoint: &Endpoint) -> DirectOutcome {
         if let Some(near) = &mut self.near {
             near.by_tcp = near.by_tcp.saturating_sub(1);
-            // A part of its Write may be done. By TCP all of it goes, and the next one begins with its first byte.
+            // A part of its Write may be done. By TCP all of it goes, and the next one begins with its first
+            // byte.
             near.direct.begin_anew();
         }
         endpoint.goes_by_tcp();
@@ -199,7 +206,8 @@ impl Tx {
     #[inline]
     pub(crate) fn send_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
         let queues = &endpoint.queues;
-        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to
+        // wait.
         let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
         let is_free = self.is_idle(endpoint) && !wakes && self.has_begun(endpoint);
         let is_reading = endpoint.reading.load(Ordering::Relaxed) > 0;

@@ -1,8 +1,10 @@
-//! Requests that are carried out in the memory of the peer's process, which is on this host, instead of being sent.
+//! Requests that are carried out in the memory of the peer's process, which is on this host, instead of being
+//! sent.
 //!
-//! That keeps the order: the peer must have taken in everything that was sent before. The peer publishes how much it has ([`Direct::has_taken`]), and the
-//! answer to a Read says so of all before that Read. A request for which it is too early goes by TCP as well. If many do, or a long one would, a Read of no
-//! bytes is sent as a fence, and the request waits for its answer.
+//! That keeps the order: the peer must have taken in everything that was sent before. The peer publishes how
+//! much it has ([`Direct::has_taken`]), and the answer to a Read says so of all before that Read. A request
+//! for which it is too early goes by TCP as well. If many do, or a long one would, a Read of no bytes is sent
+//! as a fence, and the request waits for its answer.
 
 use super::Tx;
 use crate::endpoint::{Cause, Endpoint, ReadSink};
@@ -21,11 +23,13 @@ use adverb_samehost::{AtOnce, Copier, Direct, Step};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Most bytes that a thread copies in one turn, and so in one post. Polls and the background thread carry on with the rest.
+/// Most bytes that a thread copies in one turn, and so in one post. Polls and the background thread carry on
+/// with the rest.
 const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
 /// A request with so many bytes is worth a fence.
 const LONG: u32 = 32 << 10;
-/// More requests than this in a row are worth a fence, too, if each could have been carried out but for others under way.
+/// More requests than this in a row are worth a fence, too, if each could have been carried out but for
+/// others under way.
 const FEW: u32 = 4;
 
 /// The way into the peer's memory.
@@ -53,7 +57,8 @@ pub(super) struct Near {
     left: u32,
 }
 
-/// How far this side has come with sending. Each word is a sum: the bytes of all frames so far, and one for each message through shared memory.
+/// How far this side has come with sending. Each word is a sum: the bytes of all frames so far, and one for
+/// each message through shared memory.
 #[derive(Default)]
 pub(super) struct SendProgress {
     /// Bytes that frames have been made of.
@@ -154,7 +159,8 @@ impl Tx {
         }
     }
 
-    /// A turn of the thread with the transmit lock begins. `carries_on`: it is one of the turns in which long operations go on.
+    /// A turn of the thread with the transmit lock begins. `carries_on`: it is one of the turns in which long
+    /// operations go on.
     pub(super) fn begin_turn(&mut self, endpoint: &Endpoint, carries_on: bool) {
         self.copies = false;
         if let Some(near) = &mut self.near {
@@ -171,7 +177,8 @@ impl Tx {
         }
     }
 
-    /// Whether polls and the background thread are to carry on with long operations from now on. The caller has them do so.
+    /// Whether polls and the background thread are to carry on with long operations from now on. The caller
+    /// has them do so.
     pub(crate) fn begins_to_copy(&mut self) -> bool {
         std::mem::take(&mut self.begins_to_copy)
     }
@@ -209,10 +216,12 @@ impl Tx {
             near.direct.begin_anew();
             return Ok(DirectOutcome::Tcp);
         }
-        // A Read whose answer has come may not be complete yet: the receiving thread completes it, under the receive lock.
+        // A Read whose answer has come may not be complete yet: the receiving thread completes it, under the
+        // receive lock.
         if !Self::is_quiet(progress, near, endpoint) || !queues.send.is_oldest(work.sequence) {
             if extent == Extent::Part {
-                // A fence is answered once the messages before it have their receives. A message must not wait for the receives of others.
+                // A fence is answered once the messages before it have their receives. A message must not
+                // wait for the receives of others.
                 near.direct.begin_anew();
                 endpoint.goes_by_tcp();
                 return Ok(DirectOutcome::Tcp);
@@ -270,7 +279,8 @@ impl Tx {
         let queues = &endpoint.queues;
         let is_idle = self.is_idle(endpoint) && self.progress.requested > 0;
         let Some(near) = self.near.as_mut().filter(|_| is_idle) else { return false };
-        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to
+        // wait.
         let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
         let may = (request.opcode == Opcode::Write || self.may_read) && !wakes;
         if !may || !queues.send.is_drained() || !Self::is_quiet(&self.progress, near, endpoint) {
@@ -332,7 +342,8 @@ impl Near {
         closing: bool,
     ) -> DirectOutcome {
         if self.direct.has_begun() {
-            // The first part was carried out, and nothing has been sent since. So the peer has taken back its word on how much it has taken in.
+            // The first part was carried out, and nothing has been sent since. So the peer has taken back its
+            // word on how much it has taken in.
             self.direct.begin_anew();
         }
         if self.last_early != Some(work.sequence) {

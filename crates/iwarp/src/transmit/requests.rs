@@ -184,7 +184,8 @@ impl Tx {
                     return fail(Status::LocalQpOperation);
                 }
             };
-            // Every element is checked before the first frame leaves. The copy checks those of a payload that is copied at once.
+            // Every element is checked before the first frame leaves. The copy checks those of a payload that
+            // is copied at once.
             let checked_by_copy = work.length as usize <= SMALL;
             for index in 0..if checked_by_copy { 0 } else { work.sges } {
                 if open_element(

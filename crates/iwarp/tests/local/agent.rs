@@ -54,9 +54,10 @@ impl Agent {
         self.side(side).queue_pair.modify(&attributes, M::ACCESS_FLAGS).unwrap();
     }
 
-    /// Takes in messages, each of which says its number, while the peer writes that number to the first word before it sends the message, and to the second one after it.
-    /// Returns how often a message came before what was written before it, and how often something was there that was written behind a message which had not come.
-    /// `toggles`: what the peer may do changes now and then, so that some of it goes by TCP.
+    /// Takes in messages, each of which says its number, while the peer writes that number to the first word
+    /// before it sends the message, and to the second one after it. Returns how often a message came before
+    /// what was written before it, and how often something was there that was written behind a message which
+    /// had not come. `toggles`: what the peer may do changes now and then, so that some of it goes by TCP.
     fn follow(&self, side: u64, region: u64, inbox: u64, rounds: u64, toggles: bool) -> Vec<u64> {
         let (queue, memory) = (self.side(side), self.memory(region));
         let sges = [self.memory(inbox).sge(0, 64)];
@@ -163,7 +164,8 @@ impl agent::Agent for Agent {
                 (0..AHEAD).for_each(|_| self.side(*side).post_receive(1, &sges));
                 vec![]
             }
-            // Takes in messages by so many receives at a time, from this number on, and says how many are not as they should be.
+            // Takes in messages by so many receives at a time, from this number on, and says how many are not
+            // as they should be.
             ("hear", [side, region, receives, first, count]) => {
                 let (queue, memory) = (self.side(*side), self.memory(*region));
                 let post = |number: u64| {

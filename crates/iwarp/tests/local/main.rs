@@ -1,4 +1,5 @@
-//! Connections between two processes of one host: one-sided operations need no TCP, where the two may share memory, and all is as it is by TCP.
+//! Connections between two processes of one host: one-sided operations need no TCP, where the two may share
+//! memory, and all is as it is by TCP.
 
 mod agent;
 mod death;

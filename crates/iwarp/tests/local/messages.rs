@@ -257,7 +257,8 @@ fn immediate_data_come_behind_the_write_without_tcp() {
     }
 }
 
-/// Two connections, one after the other, of the same queue pair numbers or not: nothing of the first comes to the second.
+/// Two connections, one after the other, of the same queue pair numbers or not: nothing of the first comes to
+/// the second.
 #[test]
 fn nothing_of_an_old_connection_comes_to_a_new_one() {
     let _turn = turn();

@@ -81,7 +81,8 @@ fn atomic_operations() {
     }
 }
 
-/// Each side reaches the other's memory: the one that has begun the connection, and the one that has accepted it.
+/// Each side reaches the other's memory: the one that has begun the connection, and the one that has accepted
+/// it.
 #[test]
 fn the_side_that_accepted_reaches_memory_without_tcp_too() {
     let _turn = turn();

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 const ROUNDS: u64 = 20_000;
 
-/// In each round a Write, a message, and a Write behind the message. The number of the round is in each of them.
+/// In each round a Write, a message, and a Write behind the message. The number of the round is in each of
+/// them.
 fn rounds(tier: Tier, toggles: bool, depth: u64) -> u64 {
     let mut pair = Pair::of(tier);
     let remote = pair.region(5 << 12, OPEN);

@@ -6,7 +6,8 @@ use adverb_core::conformance::fixture::signalled;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One thread carries out Writes one after the other. Whoever finds the transmit lock taken by it has left it something to send: answers to the peer.
+/// One thread carries out Writes one after the other. Whoever finds the transmit lock taken by it has left it
+/// something to send: answers to the peer.
 #[test]
 fn the_peer_is_answered_beside_posts_that_need_no_tcp() {
     const TIMES: usize = 2000;

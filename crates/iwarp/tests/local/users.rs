@@ -16,7 +16,8 @@ const ROLE: &str = "ADVERB_TEST_ROLE";
 /// The other user: nobody.
 const NOBODY: u32 = 65_534;
 
-/// Runs a test in a network namespace of its own, where it is root: truly, or with the IDs that its user has been given.
+/// Runs a test in a network namespace of its own, where it is root: truly, or with the IDs that its user has
+/// been given.
 fn in_a_namespace(test: &str) {
     let own = std::env::current_exe().unwrap();
     let mut command = Command::new("unshare");
@@ -74,7 +75,8 @@ fn nothing_is_shared_with_others() {
 /// The ports that the namespace of a test has for connections.
 const PORTS: RangeInclusive<u16> = 40_000..=40_019;
 
-/// Another user takes the names of an address and of all its connections: they go by TCP. The name of the address alone keeps nobody apart.
+/// Another user takes the names of an address and of all its connections: they go by TCP. The name of the
+/// address alone keeps nobody apart.
 #[test]
 fn a_user_that_takes_all_names_leaves_connections_to_tcp() {
     const TEST: &str = "users::a_user_that_takes_all_names_leaves_connections_to_tcp";

@@ -139,7 +139,8 @@ pub(crate) fn memory(side: &Side, length: usize, access: Access) -> Memory {
     let mut bytes = vec![0u8; length];
     let address = bytes.as_mut_ptr() as usize;
     let region =
-        // SAFETY: the vector lives beside the region and is not moved or grown; peers write to it only while the test waits.
+        // SAFETY: the vector lives beside the region and is not moved or grown; peers write to it only while
+        // the test waits.
         unsafe { MemoryRegion::register(&side.domain, address, length as u64, address as u64, access) }
             .unwrap();
     Memory { bytes, region }

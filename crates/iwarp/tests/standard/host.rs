@@ -266,7 +266,8 @@ pub(crate) struct Target {
     pub(crate) swap: u64,
 }
 
-/// Registered memory, aligned to 8 bytes, which is never freed: whatever goes wrong, a late write harms nobody.
+/// Registered memory, aligned to 8 bytes, which is never freed: whatever goes wrong, a late write harms
+/// nobody.
 pub(crate) struct Region {
     first: *mut u8,
     length: usize,

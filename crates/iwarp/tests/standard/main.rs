@@ -1,5 +1,5 @@
-//! The device against a peer that is nothing but the protocol: what the standards demand of both sides of a connection, one
-//! requirement after the other (`specs/`).
+//! The device against a peer that is nothing but the protocol: what the standards demand of both sides of a
+//! connection, one requirement after the other (`specs/`).
 
 mod closing;
 mod host;

@@ -1,5 +1,5 @@
-//! The other end of a connection, made of the protocol state machines and a plain socket: it sends what a test tells it to,
-//! right or wrong, and shows what comes back.
+//! The other end of a connection, made of the protocol state machines and a plain socket: it sends what a
+//! test tells it to, right or wrong, and shows what comes back.
 
 use adverb_proto::iwarp::mpa::{Config, Initiator, Parameters, Reply, Request, Responder};
 use adverb_proto::iwarp::{Outbound, Receiver, Segment, Sender, Step, Terminate};

@@ -1,4 +1,5 @@
-//! Two threads, or the two ends, do things at the same instant. Each test repeats what only some orders of events would show.
+//! Two threads, or the two ends, do things at the same instant. Each test repeats what only some orders of
+//! events would show.
 
 use crate::host::{Connection, DEPTHS, Events, Host};
 use crate::peer::{PLAIN, Peer, TEST_TIMEOUT, send};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 
 const ROUNDS: u32 = 150;
 
-/// Nobody holds what belonged to a connection: neither the background thread nor the other connections of its completion queue.
+/// Nobody holds what belonged to a connection: neither the background thread nor the other connections of its
+/// completion queue.
 fn vanishes(queues: &Weak<Queues>) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while queues.strong_count() > 0 {

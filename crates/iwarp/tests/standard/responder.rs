@@ -77,7 +77,8 @@ fn sends_are_delivered_in_order_each_into_a_buffer_of_its_own() {
     }
 }
 
-// RFC5040-5.3-7, RFC5041-7.1-4, RFC5041-7.1-11, RFC5041-7.1-13, RFC5041-7.1-14, RFC5041-6.2.2-1, RFC5041-6.2.2-4
+// RFC5040-5.3-7, RFC5041-7.1-4, RFC5041-7.1-11, RFC5041-7.1-13, RFC5041-7.1-14, RFC5041-6.2.2-1,
+// RFC5041-6.2.2-4
 #[test]
 fn a_send_that_is_too_long_is_refused_before_it_is_placed() {
     let host = Host::new();
@@ -109,8 +110,8 @@ fn a_message_that_finds_no_buffer_is_refused() {
     }
 }
 
-// RFC5040-5.2-1, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC5040-5.2.1-5, RFC5040-5.2.1-7, RFC5040-5.2.1-9, RFC5040-5.2.2-1
-// RFC5040-5.2.2-4, RFC5040-4.4-2, RFC5040-4.4-3, RFC5041-5.2-8
+// RFC5040-5.2-1, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC5040-5.2.1-5, RFC5040-5.2.1-7, RFC5040-5.2.1-9,
+// RFC5040-5.2.2-1 RFC5040-5.2.2-4, RFC5040-4.4-2, RFC5040-4.4-3, RFC5041-5.2-8
 #[test]
 fn reads_are_answered_in_order_without_the_program() {
     for config in FRAMINGS {
@@ -147,7 +148,8 @@ fn a_read_sees_what_was_written_before_it() {
     }
 }
 
-/// How a peer can misuse a key: which one, what it names, and what is wrong with that, for a write and for a read.
+/// How a peer can misuse a key: which one, what it names, and what is wrong with that, for a write and for a
+/// read.
 type Misuse = (&'static str, fn(&Keys) -> (u32, u64, u32), (u8, u8, u8), (u8, u8, u8));
 
 struct Keys {
@@ -222,8 +224,8 @@ fn a_read_that_the_key_does_not_grant_gets_nothing() {
     }
 }
 
-// RFC7306-5.1.1-3, RFC7306-5.1.1-4, RFC7306-5.1.2-1, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.2.1-7, RFC7306-5.2.1-8
-// RFC7306-5.2.2-1, RFC7306-5.2.2-6, RFC7306-5.4-1
+// RFC7306-5.1.1-3, RFC7306-5.1.1-4, RFC7306-5.1.2-1, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.2.1-7,
+// RFC7306-5.2.1-8 RFC7306-5.2.2-1, RFC7306-5.2.2-6, RFC7306-5.4-1
 #[test]
 fn atomics_are_done_in_order_without_the_program() {
     let host = Host::new();

@@ -1,4 +1,5 @@
-//! A peer that stops talking costs bounded time: each wait for it ends by itself. The table in ARCHITECTURE.md has the waits.
+//! A peer that stops talking costs bounded time: each wait for it ends by itself. The table in
+//! ARCHITECTURE.md has the waits.
 
 use crate::host::{DEPTHS, Host, Target};
 use crate::peer::{PLAIN, TEST_TIMEOUT};

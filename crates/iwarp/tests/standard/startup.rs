@@ -104,7 +104,8 @@ fn silent_connections_keep_nobody_out() {
     assert!(silent[99].set_nonblocking(true).is_ok() && (&silent[99]).read(&mut [0]).is_err());
 }
 
-// RFC5044-7.1.1-2, RFC5044-7.1.1-11, RFC5044-7.1.1-13, RFC5044-7.1.2-2, RFC5044-7.1.2-3, RFC5044-7.1.2-9, RFC5044-8-4
+// RFC5044-7.1.1-2, RFC5044-7.1.1-11, RFC5044-7.1.1-13, RFC5044-7.1.2-2, RFC5044-7.1.2-3, RFC5044-7.1.2-9,
+// RFC5044-8-4
 #[test]
 fn a_malformed_request_closes_the_connection() {
     let host = Host::new();
@@ -144,7 +145,8 @@ fn a_refused_request_is_answered() {
     }
 }
 
-/// Connects and answers with `reply`, made from the right one; shows the event, and what else the initiator sent.
+/// Connects and answers with `reply`, made from the right one; shows the event, and what else the initiator
+/// sent.
 fn answered_by(reply: impl FnOnce(Vec<u8>) -> Vec<u8>) -> (ConnectionEvent, Vec<u8>, Parameters) {
     let host = Host::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

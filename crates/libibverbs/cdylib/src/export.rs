@@ -1,7 +1,7 @@
 //! Versioned symbols.
 //!
-//! rustc cannot give a function a version, so each exported `name@NODE` is one assembly trampoline that jumps to the
-//! Rust function and carries a `.symver` directive. Several names and nodes can lead to one function.
+//! rustc cannot give a function a version, so each exported `name@NODE` is one assembly trampoline that jumps
+//! to the Rust function and carries a `.symver` directive. Several names and nodes can lead to one function.
 
 /// Exports `$function` as `$name$at$node`: `@@` makes it the default version of the name, `@` a further one.
 macro_rules! trampoline {
@@ -27,9 +27,10 @@ macro_rules! trampoline {
     };
 }
 
-/// Functions of public nodes: `"NODE" "@@": name = path, …;`. Behind `=>` stands `watched` of a function that can be watched
-/// ([`adverb_libibverbs::seam`]). Of one that is passed on to the host's library ([`adverb_libibverbs::host`]), too, there stands what it answers where that
-/// library has none, and behind `of` what its object is, if not its first argument.
+/// Functions of public nodes: `"NODE" "@@": name = path, …;`. Behind `=>` stands `watched` of a function that
+/// can be watched ([`adverb_libibverbs::seam`]). Of one that is passed on to the host's library
+/// ([`adverb_libibverbs::host`]), too, there stands what it answers where that library has none, and behind
+/// `of` what its object is, if not its first argument.
 macro_rules! exports {
     ($($node:literal $at:literal: $($name:ident = $function:path $(=> $missing:ident $(of $subject:path)?)?),* $(,)?;)*) => {
         $($(export::exports!(@one $name, $at, $node, $function $(, $missing $(, $subject)?)?);)*)*
@@ -69,8 +70,9 @@ macro_rules! exports {
     };
 }
 
-/// The trampoline of a function that can be watched or passed on. It jumps to `$function` unless somebody watches, or the host's library is loaded. Then
-/// [`pass`] has the last word: it finds `$passed` in a register in which no caller keeps anything.
+/// The trampoline of a function that can be watched or passed on. It jumps to `$function` unless somebody
+/// watches, or the host's library is loaded. Then [`pass`] has the last word: it finds `$passed` in a
+/// register in which no caller keeps anything.
 macro_rules! passing {
     ($name:expr, $at:literal, $node:literal, $function:path, $passed:path) => {
         #[cfg(target_arch = "x86_64")]
@@ -102,7 +104,8 @@ macro_rules! passing {
 }
 
 unsafe extern "C" {
-    /// Where such a function goes on, with a [`verbs::seam::Function`] in r11 or x16: calls [`crate::pass`] with that and the arguments.
+    /// Where such a function goes on, with a [`verbs::seam::Function`] in r11 or x16: calls [`crate::pass`]
+    /// with that and the arguments.
     #[link_name = "adverb_pass"]
     pub(crate) fn pass();
 }
@@ -166,8 +169,8 @@ core::arch::global_asm!(
     pass = sym crate::pass,
 );
 
-/// Names that stand in several private nodes and share one function: `since_25 path: name name …;`. The nodes are those of rdma-core 25 to 28 (Ubuntu
-/// 20.04), 33 (Debian 11), 34 and newer.
+/// Names that stand in several private nodes and share one function: `since_25 path: name name …;`. The nodes
+/// are those of rdma-core 25 to 28 (Ubuntu 20.04), 33 (Debian 11), 34 and newer.
 macro_rules! private_exports {
     ($($since:ident $function:path: $($name:ident)*;)*) => {
         $($(export::private_exports!(@$since $name, $function);)*)*

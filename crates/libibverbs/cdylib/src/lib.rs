@@ -1,8 +1,9 @@
-//! The drop-in `libibverbs.so.1`: what it exports, and nothing else. The functions are in the `adverb-libibverbs` and
-//! `adverb-librdmacm` crates.
+//! The drop-in `libibverbs.so.1`: what it exports, and nothing else. The functions are in the
+//! `adverb-libibverbs` and `adverb-librdmacm` crates.
 //!
-//! Public nodes are those of rdma-core 65. The private node's number changes from release to release, and libraries that
-//! distributions link to it at load time must find every name of it, so five generations stand side by side.
+//! Public nodes are those of rdma-core 65. The private node's number changes from release to release, and
+//! libraries that distributions link to it at load time must find every name of it, so five generations stand
+//! side by side.
 
 use adverb_libibverbs as verbs;
 use adverb_librdmacm as rdmacm;

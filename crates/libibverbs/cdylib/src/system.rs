@@ -1,7 +1,8 @@
 //! System calls that other libraries put themselves in front of.
 //!
-//! rdma-core's librspreload makes rsockets of every socket that a program opens, and newer ones take over epoll, too. What the engine opens
-//! for itself must be the kernel's. So inside of this library, and only there, these names are our own: they go straight to the kernel.
+//! rdma-core's librspreload makes rsockets of every socket that a program opens, and newer ones take over
+//! epoll, too. What the engine opens for itself must be the kernel's. So inside of this library, and only
+//! there, these names are our own: they go straight to the kernel.
 
 use core::ffi::{c_int, c_long};
 

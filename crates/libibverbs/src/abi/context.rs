@@ -94,8 +94,8 @@ c_struct! {
 pub const IBV_VALUES_MASK_RAW_CLOCK: u32 = 1;
 
 c_struct! {
-    /// The extended context. It grows at the front: a program finds a field by its distance from the end, and looks at
-    /// `sz` to learn whether the field exists.
+    /// The extended context. It grows at the front: a program finds a field by its distance from the end, and
+    /// looks at `sz` to learn whether the field exists.
     verbs_context {
         free_buf: Absent,
         alloc_buf: Absent,

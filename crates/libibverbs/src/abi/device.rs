@@ -202,7 +202,8 @@ pub const IBV_PORT_DEVICE_MGMT_SUP: u32 = 1 << 19;
 pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;
 
 c_struct! {
-    /// What `ibv_query_port` reports. `active_speed_ex` is the newest field; callers say how much they have room for.
+    /// What `ibv_query_port` reports. `active_speed_ex` is the newest field; callers say how much they have
+    /// room for.
     ibv_port_attr {
         state: c_uint,
         max_mtu: c_uint,

@@ -1,9 +1,9 @@
 //! The C structures of `verbs.h`, laid out as rdma-core's newest version has them.
 //!
-//! Structures only ever grew, and each growth is either negotiated (a size argument, `verbs_context.sz`) or at the end
-//! of a structure that the library allocates, so programs built with older headers work with the newest layout.
-//! Names and field names are those of the header, whose manual pages are their documentation; the `tests/abi` package
-//! compares every offset with the header that a distribution ships.
+//! Structures only ever grew, and each growth is either negotiated (a size argument, `verbs_context.sz`) or
+//! at the end of a structure that the library allocates, so programs built with older headers work with the
+//! newest layout. Names and field names are those of the header, whose manual pages are their documentation;
+//! the `tests/abi` package compares every offset with the header that a distribution ships.
 #![allow(missing_docs, non_camel_case_types, non_snake_case)]
 
 /// A field: its name, offset and size in bytes.
@@ -33,8 +33,8 @@ macro_rules! c_struct {
         impl $name {
             /// The structure with every byte zero.
             pub fn zeroed() -> Self {
-                // SAFETY: the fields are integers, arrays, raw pointers, optional functions, unions and structures of
-                // those, and pthread objects; all of them are valid when zero.
+                // SAFETY: the fields are integers, arrays, raw pointers, optional functions, unions and
+                // structures of those, and pthread objects; all of them are valid when zero.
                 unsafe { core::mem::zeroed() }
             }
         }

@@ -1,8 +1,9 @@
 //! The host's libibverbs in a link-map namespace of its own (`dlmopen(3)`).
 //!
-//! It cannot be loaded beside ours: its providers are linked to `libibverbs.so.1` by that name, and would register with ours. In a namespace of
-//! its own it is the only one of that name. It has a C library of its own there, too, and three things of that need care: `errno`, the tables of
-//! `<ctype.h>`, and keys of thread-specific data.
+//! It cannot be loaded beside ours: its providers are linked to `libibverbs.so.1` by that name, and would
+//! register with ours. In a namespace of its own it is the only one of that name. It has a C library of its
+//! own there, too, and three things of that need care: `errno`, the tables of `<ctype.h>`, and keys of
+//! thread-specific data.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
@@ -11,8 +12,8 @@ use adverb_core::cancel::CancellationGuard;
 
 use crate::errno::set_errno;
 
-/// A function of the host's. All that are called have at most six arguments, each an integer or a pointer; registers that a function does not
-/// look at may hold anything.
+/// A function of the host's. All that are called have at most six arguments, each an integer or a pointer;
+/// registers that a function does not look at may hold anything.
 pub(super) type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
 /// The arguments of a call, in their order.
@@ -24,8 +25,8 @@ const OURS: &CStr = c"adverb_rdma_create_event_channel";
 /// How the names of nodes begin whose number changes from release to release.
 const PRIVATE: &str = "IBVERBS_PRIVATE_";
 
-/// Keys of thread-specific data that stay with the program's C library. Both C libraries count from 0 and keep the values in the same place of a thread; the
-/// first 32 need no memory.
+/// Keys of thread-specific data that stay with the program's C library. Both C libraries count from 0 and
+/// keep the values in the same place of a thread; the first 32 need no memory.
 const KEYS: usize = 24;
 
 unsafe extern "C" {
@@ -54,14 +55,16 @@ impl Library {
     pub(super) fn open(path: &str) -> Result<Self, String> {
         let _whole = CancellationGuard::new();
         let name = CString::new(path).map_err(|_| "its name has a zero".to_owned())?;
-        // SAFETY: a C string; the library's constructors are those of a system library. `Self` owns the handle.
+        // SAFETY: a C string; the library's constructors are those of a system library. `Self` owns the
+        // handle.
         let handle =
             unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: the call before has failed, so there is a text, and this thread reads it at once.
             return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
         }
-        // SAFETY: the handle is open, the names are C strings, and each symbol is of the type that it has in every C library of GNU.
+        // SAFETY: the handle is open, the names are C strings, and each symbol is of the type that it has in
+        // every C library of GNU.
         unsafe {
             let symbol = |name: &CStr| libc::dlsym(handle, name.as_ptr());
             let errno = symbol(c"__errno_location");
@@ -102,7 +105,8 @@ impl Library {
             // SAFETY: as above.
             found = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
         }
-        // SAFETY: null is none; what libibverbs exports under the names that are asked for are functions of integers and pointers.
+        // SAFETY: null is none; what libibverbs exports under the names that are asked for are functions of
+        // integers and pointers.
         unsafe { std::mem::transmute::<*mut c_void, Option<Function>>(found) }
     }
 
@@ -114,7 +118,8 @@ impl Library {
     /// The function is the host's, and the arguments are right for it.
     pub(super) unsafe fn call(&self, function: Function, arguments: &Arguments) -> usize {
         let [a, b, c, d, e, f] = *arguments;
-        // SAFETY: both places are the calling thread's, as long as it lives; of the rest, the caller's promise.
+        // SAFETY: both places are the calling thread's, as long as it lives; of the rest, the caller's
+        // promise.
         unsafe {
             if let Some(prepare) = self.prepare {
                 prepare();

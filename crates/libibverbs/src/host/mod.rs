@@ -1,9 +1,11 @@
-//! The host's own devices (`adverb run --with-host-devices`): the host's libibverbs serves them, and this library passes on what is asked of them.
+//! The host's own devices (`adverb run --with-host-devices`): the host's libibverbs serves them, and this
+//! library passes on what is asked of them.
 //!
-//! The list of devices has them behind ours. A function of ours that gets an object looks whose it is: an open context of the host's, or an object that
-//! begins with one, as every object of verbs does; or a device of the host's. Then the host's function of the same name and version is called
-//! with the same arguments. Nothing is known here of what they mean, so there is one way for all functions ([`pass`]). Functions that `verbs.h` calls through
-//! the tables of a context, posts and polls first of all, do not come by.
+//! The list of devices has them behind ours. A function of ours that gets an object looks whose it is: an
+//! open context of the host's, or an object that begins with one, as every object of verbs does; or a device
+//! of the host's. Then the host's function of the same name and version is called with the same arguments.
+//! Nothing is known here of what they mean, so there is one way for all functions ([`pass`]). Functions that
+//! `verbs.h` calls through the tables of a context, posts and polls first of all, do not come by.
 //!
 //! Without the option, [`ACTIVE`] is false, and that is all that is looked at.
 
@@ -31,7 +33,8 @@ pub static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// The library, once it is loaded.
 static LIBRARY: GrowList<Library> = GrowList::new();
 
-/// The host's devices that the program may know. The lists that they came in are kept, so none of them is ever freed.
+/// The host's devices that the program may know. The lists that they came in are kept, so none of them is
+/// ever freed.
 static DEVICES: GrowList<usize> = GrowList::new();
 
 /// The host's contexts.
@@ -189,7 +192,8 @@ impl ForwardedFunction {
     }
 }
 
-/// What a function of the table does first, once [`ACTIVE`] is true: calls the host's function if the object is the host's. None if it is ours.
+/// What a function of the table does first, once [`ACTIVE`] is true: calls the host's function if the object
+/// is the host's. None if it is ours.
 ///
 /// # Safety
 /// The arguments are right for the function.
@@ -218,7 +222,8 @@ pub unsafe fn itself(argument: usize) -> usize {
 pub unsafe fn subject_of_event(argument: usize) -> usize {
     // SAFETY: the caller's promise.
     match unsafe { (argument as *const ibv_async_event).as_ref() } {
-        // SAFETY: an event that is not about a port is about an object, and every member of the union is then its pointer.
+        // SAFETY: an event that is not about a port is about an object, and every member of the union is then
+        // its pointer.
         Some(event) if event::is_about_object(event.event_type) => unsafe { event.element.cq as usize },
         _ => 0,
     }

@@ -1,5 +1,6 @@
-//! Functions that `verbs.h` calls through the tables of a context, without a function of ours between: for a context of the host's, those that say by
-//! `errno` why they fail get one, which gives the program that `errno`.
+//! Functions that `verbs.h` calls through the tables of a context, without a function of ours between: for a
+//! context of the host's, those that say by `errno` why they fail get one, which gives the program that
+//! `errno`.
 //!
 //! What is on the fast path (post, poll, arm) stays as it is: it says by its result what is wrong.
 

@@ -29,7 +29,8 @@ extern "C" fn missing() -> usize {
     7
 }
 
-/// An open context of the host's, that is closed when dropped. It is not freed: a later one is to stand elsewhere.
+/// An open context of the host's, that is closed when dropped. It is not freed: a later one is to stand
+/// elsewhere.
 struct Host(*mut verbs_context);
 
 impl Host {

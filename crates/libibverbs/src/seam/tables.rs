@@ -1,5 +1,5 @@
-//! Functions that `verbs.h` calls through tables: those of a context, and those that stand in queue pairs with builders, in completion queues that are
-//! polled entry by entry, and in work queues.
+//! Functions that `verbs.h` calls through tables: those of a context, and those that stand in queue pairs
+//! with builders, in completion queues that are polled entry by entry, and in work queues.
 
 use core::mem::offset_of;
 

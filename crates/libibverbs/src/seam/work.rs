@@ -97,7 +97,8 @@ impl From<&Completion> for PolledCompletion {
 
 /// More elements no request has on any device: a longer list is refused, and not read.
 pub const MOST_ELEMENTS: i32 = 64;
-/// More requests of a list are not looked at: one that goes round has no end, and posting it ends where the queue is full.
+/// More requests of a list are not looked at: one that goes round has no end, and posting it ends where the
+/// queue is full.
 pub const MOST_REQUESTS: usize = 1 << 16;
 
 /// A list of elements; none of one that no request may have.
@@ -202,7 +203,8 @@ pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&PostedReq
     }
 }
 
-/// The requests that the builders of a queue pair have gathered since `ibv_wr_start`, each with its elements. Inline data has none.
+/// The requests that the builders of a queue pair have gathered since `ibv_wr_start`, each with its elements.
+/// Inline data has none.
 ///
 /// # Safety
 /// The calling thread is between `ibv_wr_start` and `ibv_wr_complete`.
@@ -322,7 +324,8 @@ pub unsafe fn device_of_queue<'a>(queue: *mut ibv_cq) -> Option<&'a str> {
     Some(object.inner.core.context().device().name())
 }
 
-/// Puts those queue pairs of the process into the error state that are chosen by the name of the device and their number.
+/// Puts those queue pairs of the process into the error state that are chosen by the name of the device and
+/// their number.
 pub fn break_pairs(is_chosen: impl Fn(&str, u32) -> bool) {
     each_pair(is_chosen, put_into_error);
 }

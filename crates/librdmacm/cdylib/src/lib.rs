@@ -1,5 +1,5 @@
-//! The drop-in `librdmacm.so.1`: every name jumps to the code of the same name in libibverbs.so.1, so that a process has
-//! one engine. Nothing else is in here.
+//! The drop-in `librdmacm.so.1`: every name jumps to the code of the same name in libibverbs.so.1, so that a
+//! process has one engine. Nothing else is in here.
 
 /// Exports `name@@NODE` as a jump to `adverb_name` of libibverbs.so.1.
 macro_rules! rdmacm_exports {

@@ -72,8 +72,8 @@ const RIGHT: Steps = Steps {
     barrier: |hazard_view| barrier(std::iter::once(hazard_view)),
 };
 
-/// A thread uses an entry under one name and then under another; the owner takes it back, uses the memory for something else, and publishes it
-/// again.
+/// A thread uses an entry under one name and then under another; the owner takes it back, uses the memory for
+/// something else, and publishes it again.
 fn run(user: Registration, owner: Registration, steps: Steps) {
     loom::model(move || {
         let (hazard_slots, hazard_view) = sides(user, owner);

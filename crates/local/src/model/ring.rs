@@ -121,7 +121,8 @@ fn more_records_than_slots() {
 /// A consumer that sleeps whenever it finds nothing is woken for each record.
 fn sleeper(lengths: &'static [usize], creator: Registration, opener: Registration) {
     let mut model = loom::model::Builder::new();
-    // One record in every order that there is; more in those with a few changes of thread that nobody waited for, for the sake of time.
+    // One record in every order that there is; more in those with a few changes of thread that nobody waited
+    // for, for the sake of time.
     model.preemption_bound = (lengths.len() > 1).then_some(4);
     model.check(move || {
         let (mut producer, mut consumer) = halves(creator, opener);

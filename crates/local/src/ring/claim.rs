@@ -58,7 +58,8 @@ pub(super) fn offer(view: &View, position: u64) -> Loan {
     Loan(position)
 }
 
-/// Whether one state took the place of another. Each side sees all that the other did before its own exchange.
+/// Whether one state took the place of another. Each side sees all that the other did before its own
+/// exchange.
 fn change(claim: &AtomicU64, position: u64, from: u64, to: u64) -> bool {
     claim.compare_exchange(word(position, from), word(position, to), AcqRel, Acquire).is_ok()
 }
@@ -111,7 +112,8 @@ impl<'a> Claim<'a> {
     }
 
     pub(super) fn check(&self) -> Result<(), Withdrawal> {
-        // Acquire: the reads of the payload come first. The exchange is a store, too, and no earlier access may pass it.
+        // Acquire: the reads of the payload come first. The exchange is a store, too, and no earlier access
+        // may pass it.
         let holds = change(self.claim, self.position, CLAIMED, CLAIMED);
         if holds { Ok(()) } else { Err(self.withdrawal()) }
     }

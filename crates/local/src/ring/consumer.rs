@@ -22,7 +22,8 @@ pub struct Glance {
 }
 
 impl Glance {
-    /// Whether there is a record at a position where the next one begins ([`Consumer::position`]), or the producer waits for room.
+    /// Whether there is a record at a position where the next one begins ([`Consumer::position`]), or the
+    /// producer waits for room.
     #[inline]
     pub fn is_wanted(&self, position: u64) -> bool {
         self.view.ready(position).atomic.load(Relaxed) != 0
@@ -95,8 +96,9 @@ impl Consumer {
         if word == ready_word(self.position, len) { Ok(Some(len)) } else { Err(Corrupt) }
     }
 
-    /// Before sleeping: gives back all slots, asks the producer to have this side's doorbell rung for the next record, and looks once more.
-    /// `false`: there is something, or it has to be tried again; nothing has been asked.
+    /// Before sleeping: gives back all slots, asks the producer to have this side's doorbell rung for the
+    /// next record, and looks once more. `false`: there is something, or it has to be tried again; nothing
+    /// has been asked.
     ///
     /// The doorbell is to be cleared before this call, never between it and the sleep.
     pub fn prepare_to_sleep(&mut self) -> bool {
@@ -116,9 +118,9 @@ impl Consumer {
         sleep::lower(&self.view.sides, |flags| &flags.sleeps);
     }
 
-    /// Gives back all slots, and says whether the producer waits for room and its doorbell must be rung. To be asked after records have been
-    /// consumed, before turning to something else. It is said once for each time that the producer prepares to wait; one that then finds too little room
-    /// prepares again.
+    /// Gives back all slots, and says whether the producer waits for room and its doorbell must be rung. To
+    /// be asked after records have been consumed, before turning to something else. It is said once for each
+    /// time that the producer prepares to wait; one that then finds too little room prepares again.
     #[inline]
     pub fn peer_waits(&mut self) -> bool {
         self.return_credit();
@@ -152,8 +154,8 @@ impl Record<'_> {
         self.len
     }
 
-    /// Copies what is at byte `offset` of the record; an error if there is not as much. Between two reads of the same bytes a hostile producer
-    /// may change them: what must be judged is to be read once.
+    /// Copies what is at byte `offset` of the record; an error if there is not as much. Between two reads of
+    /// the same bytes a hostile producer may change them: what must be judged is to be read once.
     #[inline]
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<(), Corrupt> {
         if offset > self.len || target.len() > self.len - offset {
@@ -170,8 +172,8 @@ impl Record<'_> {
         (N <= words(self.len)).then(|| std::array::from_fn(|place| from[1 + place].get()))
     }
 
-    /// Copies the first words of the record, in the order of bytes of this machine: as many as it has and `target` has room for. The last one may have
-    /// bytes that mean nothing.
+    /// Copies the first words of the record, in the order of bytes of this machine: as many as it has and
+    /// `target` has room for. The last one may have bytes that mean nothing.
     #[inline]
     pub fn read_words(&self, target: &mut [u64]) {
         for (word, from) in target.iter_mut().zip(self.payload()) {
@@ -179,8 +181,9 @@ impl Record<'_> {
         }
     }
 
-    /// Where the record's bytes are, aligned to 8: [`len`](Self::len) of them may be read as long as the record lives. The other process may change
-    /// them at any time, so they are to be read by pointer, by a routine that does not mind, never through a reference.
+    /// Where the record's bytes are, aligned to 8: [`len`](Self::len) of them may be read as long as the
+    /// record lives. The other process may change them at any time, so they are to be read by pointer, by a
+    /// routine that does not mind, never through a reference.
     #[inline]
     #[cfg(not(loom))]
     pub fn as_ptr(&self) -> *const u8 {
@@ -195,7 +198,8 @@ impl Record<'_> {
         self.claims().begin()
     }
 
-    /// Whether the producer has not taken the claim away meanwhile: to be asked after [`Record::claim`] and the reading. The record stays claimed.
+    /// Whether the producer has not taken the claim away meanwhile: to be asked after [`Record::claim`] and
+    /// the reading. The record stays claimed.
     ///
     /// # Errors
     /// What was read is void.
@@ -218,7 +222,8 @@ impl Record<'_> {
         self.consumer.advance(slots(self.len));
     }
 
-    /// Makes the record behind this one the next, and returns that record, if it is there. The next [`peek`](Consumer::peek) finds a fault of the ring.
+    /// Makes the record behind this one the next, and returns that record, if it is there. The next
+    /// [`peek`](Consumer::peek) finds a fault of the ring.
     #[inline(always)]
     pub fn consume_and_peek(self) -> Option<Self> {
         let Self { consumer, len } = self;
@@ -226,7 +231,8 @@ impl Record<'_> {
         consumer.peek().ok().flatten()
     }
 
-    /// Has the processor fetch the slot that is so many behind this record: the lines of those that have come wait at the other processor, and a look at each would wait for its line.
+    /// Has the processor fetch the slot that is so many behind this record: the lines of those that have come
+    /// wait at the other processor, and a look at each would wait for its line.
     #[inline(always)]
     pub fn fetch_behind(&self, distance: u64) {
         self.consumer.view.fetch_for_reading(self.consumer.position + slots(self.len) + distance);

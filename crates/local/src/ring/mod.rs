@@ -1,16 +1,17 @@
 //! A ring of records with one producer and one consumer, in memory that two processes share.
 //!
-//! The ring is slots of 64 bytes. A record takes consecutive ones and never goes across the end; a filler takes what is left there. The first
-//! word of a record is its *ready word*: its length, and a tag that says which position since the beginning it stands at. It is stored last, with
-//! release ordering, and its tag is never zero; the consumer looks at this word alone, so that a short record moves one cache line from core to
-//! core. Before the ready word is stored, the word where the next record will begin is zeroed: what carried bytes in an earlier lap is never
-//! taken for a ready word. So one slot at least is always free.
+//! The ring is slots of 64 bytes. A record takes consecutive ones and never goes across the end; a filler
+//! takes what is left there. The first word of a record is its *ready word*: its length, and a tag that says
+//! which position since the beginning it stands at. It is stored last, with release ordering, and its tag is
+//! never zero; the consumer looks at this word alone, so that a short record moves one cache line from core
+//! to core. Before the ready word is stored, the word where the next record will begin is zeroed: what
+//! carried bytes in an earlier lap is never taken for a ready word. So one slot at least is always free.
 //!
-//! The consumer gives slots back by a count in a line of its own, each quarter of the ring and when it finds the ring empty; the producer looks
-//! at it only when it runs out of slots that it knows to be free.
+//! The consumer gives slots back by a count in a line of its own, each quarter of the ring and when it finds
+//! the ring empty; the producer looks at it only when it runs out of slots that it knows to be free.
 //!
-//! A record may speak of memory of its producer's, which the consumer reads by other means: a [`Loan`]. Beside the ring stands a word for each slot, by
-//! which the two agree on that ([`claim`]).
+//! A record may speak of memory of its producer's, which the consumer reads by other means: a [`Loan`].
+//! Beside the ring stands a word for each slot, by which the two agree on that ([`claim`]).
 
 mod claim;
 mod consumer;

@@ -7,7 +7,8 @@ use crate::sleep;
 use crate::sync::{Ordering::Acquire, Ordering::Release, Word};
 use crate::view::{View, index};
 
-/// So many slots ahead of the next record are fetched: as many short records as a program posts while a cache line comes from the other processor.
+/// So many slots ahead of the next record are fetched: as many short records as a program posts while a cache
+/// line comes from the other processor.
 const AHEAD: u64 = 8;
 
 /// Puts records into one direction of a segment.
@@ -37,8 +38,8 @@ impl Producer {
         Producer { view, position: 0, consumed: 0, corrupt: false }
     }
 
-    /// Room for a record of `len` bytes, or `None` while there is none. Some may come with the consumer's progress, unless
-    /// [`check`](Self::check) says otherwise.
+    /// Room for a record of `len` bytes, or `None` while there is none. Some may come with the consumer's
+    /// progress, unless [`check`](Self::check) says otherwise.
     ///
     /// # Panics
     /// If `len` is more than [`MAX_RECORD`].
@@ -55,7 +56,8 @@ impl Producer {
         Some(Slot { producer: self, start, end, len })
     }
 
-    /// How many bytes a record may have for [`reserve`](Self::reserve) to find room now; `None` if not even an empty one fits.
+    /// How many bytes a record may have for [`reserve`](Self::reserve) to find room now; `None` if not even
+    /// an empty one fits.
     pub fn room(&mut self) -> Option<usize> {
         self.refresh(self.position);
         // A record that goes up to the end of the ring, or one behind a filler.
@@ -71,15 +73,16 @@ impl Producer {
         if self.corrupt { Err(Corrupt) } else { Ok(()) }
     }
 
-    /// To be asked after records have been published: whether the consumer sleeps, and its doorbell must be rung. It is said once for each time
-    /// that the consumer prepares to sleep.
+    /// To be asked after records have been published: whether the consumer sleeps, and its doorbell must be
+    /// rung. It is said once for each time that the consumer prepares to sleep.
     #[inline]
     pub fn peer_sleeps(&self) -> bool {
         sleep::take(&self.view.sides, |flags| &flags.sleeps)
     }
 
-    /// Before waiting for room for a record of `len` bytes: asks the consumer to ring this side's doorbell when it has given slots back, and looks
-    /// once more. `false`: there is room now (or there never will be: see [`check`](Self::check)), and nothing has been asked.
+    /// Before waiting for room for a record of `len` bytes: asks the consumer to ring this side's doorbell
+    /// when it has given slots back, and looks once more. `false`: there is room now (or there never will be:
+    /// see [`check`](Self::check)), and nothing has been asked.
     ///
     /// # Panics
     /// If `len` is more than [`MAX_RECORD`].
@@ -106,8 +109,8 @@ impl Producer {
         &self.view
     }
 
-    /// Has the processor fetch a slot that is written before long, for writing: the consumer's processor read it in the last lap, and has to give it up. A store would wait for
-    /// that, and each one behind it.
+    /// Has the processor fetch a slot that is written before long, for writing: the consumer's processor read
+    /// it in the last lap, and has to give it up. A store would wait for that, and each one behind it.
     #[inline]
     fn fetch_ahead(&self) {
         let ahead = self.position + AHEAD;
@@ -189,8 +192,9 @@ impl Slot<'_> {
         bytes::store(self.payload(), offset, bytes);
     }
 
-    /// Where the record's bytes are, aligned to 8: the caller may write [`len`](Self::len) bytes there as long as the slot lives. The other
-    /// process may change them at any time, so they are to be written by pointer, never through a reference.
+    /// Where the record's bytes are, aligned to 8: the caller may write [`len`](Self::len) bytes there as
+    /// long as the slot lives. The other process may change them at any time, so they are to be written by
+    /// pointer, never through a reference.
     #[inline]
     #[cfg(not(loom))]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {

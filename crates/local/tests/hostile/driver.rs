@@ -60,7 +60,8 @@ pub(crate) struct ReadCount {
     pub(crate) corrupt: u64,
 }
 
-/// What one byte chooses of what a side can do. Whatever stands in the segment, it comes back, and lengths are within bounds.
+/// What one byte chooses of what a side can do. Whatever stands in the segment, it comes back, and lengths
+/// are within bounds.
 pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut ReadCount) {
     let Parts { producer, consumer, hazard_slots, hazard_view } = parts;
     let mut bytes = [0x5A; MAX_RECORD + 1];
@@ -150,7 +151,8 @@ pub(crate) fn spoil(word: &AtomicU64, choice: u8, value: u64) {
     let old = word.load(Relaxed);
     let new = match choice % 6 {
         0 => value,
-        // A ready word keeps its tag, and has another length: up to that of the ring, or any, or that of a filler.
+        // A ready word keeps its tag, and has another length: up to that of the ring, or any, or that of a
+        // filler.
         1 => old & 0xFFFF_FFFF | (value % (2 * MAX_RECORD as u64 + 16)) << 32,
         2 if value.is_multiple_of(2) => old | 0xFFFF_FFFF << 32,
         2 => old & 0xFFFF_FFFF | value << 32,

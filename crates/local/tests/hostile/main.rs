@@ -1,5 +1,5 @@
-//! A peer that writes garbage into the segment can spoil records, stop the ring or be found out; it can neither crash the other side nor
-//! hold it up, nor have it reach beyond the ring.
+//! A peer that writes garbage into the segment can spoil records, stop the ring or be found out; it can
+//! neither crash the other side nor hold it up, nor have it reach beyond the ring.
 
 mod driver;
 

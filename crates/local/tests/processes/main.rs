@@ -1,5 +1,5 @@
-//! Two processes. Records between them: all arrive, in order, with every byte, whether the processes poll or sleep. What one lets the other use
-//! by its table: it is left alone once it has been taken back.
+//! Two processes. Records between them: all arrive, in order, with every byte, whether the processes poll or
+//! sleep. What one lets the other use by its table: it is left alone once it has been taken back.
 
 mod pair;
 mod table;

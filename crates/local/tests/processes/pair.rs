@@ -121,7 +121,8 @@ fn watch(bell: &Doorbell) -> OwnedFd {
     }
 }
 
-/// Runs `here` in this process and `there` in a child of it, each with one side. Only from a process of one thread.
+/// Runs `here` in this process and `there` in a child of it, each with one side. Only from a process of one
+/// thread.
 pub(crate) fn run<T>(
     registrations: [Registration; 2],
     wait: Wait,

@@ -41,7 +41,8 @@ fn shared() -> &'static SharedLines {
 const INDEX: u32 = 77;
 const VISITOR: u64 = u64::MAX;
 
-/// The child stores into the memory whenever the table says that it may. Once the owner has taken it back and has waited, no store arrives.
+/// The child stores into the memory whenever the table says that it may. Once the owner has taken it back and
+/// has waited, no store arrives.
 pub(crate) fn use_and_take_back(registrations: [Registration; 2], own_word: bool, kind: Kind) {
     let shared = shared();
     let table = Table::create([0; 4]).unwrap();

@@ -13,8 +13,9 @@ use super::{
 const PAUSE: Duration = Duration::from_millis(5);
 
 impl<P: Copy + Ord> Manager<P> {
-    /// Asks a peer for a connection. The communication ID and the GUID of `req` are filled in; an answer is awaited as
-    /// long as its remote response timeout and its local ACK timeout, which is made for the way there and back, say.
+    /// Asks a peer for a connection. The communication ID and the GUID of `req` are filled in; an answer is
+    /// awaited as long as its remote response timeout and its local ACK timeout, which is made for the way
+    /// there and back, say.
     pub fn connect(&mut self, peer: P, req: &Req, now: Duration) -> Result<u32, Error> {
         // IB-CM-17
         let round_trip = interval(req.primary.local_ack_timeout.min(LONGEST_INTERVAL));
@@ -216,7 +217,8 @@ impl<P: Copy + Ord> Manager<P> {
         self.set_deadline(id, now + PAUSE);
     }
 
-    /// The connection that REJ is about. Its transaction is the one of the request in any case, which nobody but the two sides knows.
+    /// The connection that REJ is about. Its transaction is the one of the request in any case, which nobody
+    /// but the two sides knows.
     // IB-CM-9, IB-CM-12, IB-CM-13
     fn rejected(&self, rej: &Rej, transaction_id: u64, from: P) -> Result<u32, IgnoreReason> {
         let (named, remote_id) = (rej.remote_communication_id, rej.local_communication_id);

@@ -55,7 +55,8 @@ pub(super) struct Connection<P> {
     pub(super) is_chosen_by_peer: bool,
     /// When the last message may be sent.
     pub(super) until: Duration,
-    /// Time from a message to the same message again, in place of `timeout`, when the peer has said that its answer will take longer.
+    /// Time from a message to the same message again, in place of `timeout`, when the peer has said that its
+    /// answer will take longer.
     pub(super) delay: Option<Duration>,
     /// How long a packet and its acknowledgement take at most.
     pub(super) round_trip: Duration,
@@ -133,7 +134,8 @@ pub(super) struct Listener<P> {
     asked: u64,
 }
 
-/// The unanswered requests of a group of peers, by its members: each with its number in order, the oldest first.
+/// The unanswered requests of a group of peers, by its members: each with its number in order, the oldest
+/// first.
 type Group<P> = BTreeMap<P, VecDeque<(u64, u32)>>;
 
 /// What becomes of a request, by the number of those that wait.
@@ -198,8 +200,8 @@ impl<P: Copy + Ord> Listener<P> {
     }
 }
 
-/// Finds the member of a group that has the most requests: how many, and the oldest one. Of several such members, the one that has waited the
-/// longest.
+/// Finds the member of a group that has the most requests: how many, and the oldest one. Of several such
+/// members, the one that has waited the longest.
 fn oldest_of_the_busiest<P>(group: &Group<P>) -> (usize, u32) {
     let requests = group.values().max_by_key(|requests| (requests.len(), Reverse(requests[0])));
     let requests = requests.expect("a group that has no request is forgotten");

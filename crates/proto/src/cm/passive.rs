@@ -30,8 +30,8 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    /// Refuses a request, or a reply to one. Of `rej`, the reason, the additional information and the private data are
-    /// sent. The connection is forgotten.
+    /// Refuses a request, or a reply to one. Of `rej`, the reason, the additional information and the private
+    /// data are sent. The connection is forgotten.
     pub fn reject(&mut self, id: u32, rej: &Rej, now: Duration) -> Result<(), Error> {
         match self.known(id)?.state {
             State::ReqReceived => {
@@ -60,8 +60,8 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    /// The queue pair has received something from the peer: it is ready, whether or not RTU comes. Without effect if that
-    /// is known.
+    /// The queue pair has received something from the peer: it is ready, whether or not RTU comes. Without
+    /// effect if that is known.
     // IB-CM-30
     pub fn establish(&mut self, id: u32) -> Result<(), Error> {
         match self.known(id)?.state {

@@ -20,8 +20,8 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    /// Has no interest in a connection any more, whatever its state: the peer is told what it has to know, and no event
-    /// of the connection comes. Without effect if there is no such connection.
+    /// Has no interest in a connection any more, whatever its state: the peer is told what it has to know,
+    /// and no event of the connection comes. Without effect if there is no such connection.
     // IB-CM-48
     pub fn destroy(&mut self, id: u32, now: Duration) {
         let Ok(connection) = self.known(id) else { return };
@@ -55,7 +55,8 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
-    /// Sends each request to release that has no answer once more, in front of its time: the process exits, and does not repeat it later.
+    /// Sends each request to release that has no answer once more, in front of its time: the process exits,
+    /// and does not repeat it later.
     pub fn repeat_releases(&mut self, now: Duration) {
         let unanswered =
             self.connections.iter().filter(|(_, connection)| connection.state == State::DreqSent);
@@ -92,7 +93,8 @@ impl<P: Copy + Ord> Manager<P> {
     /// Asks the caller whether a connection may be stale, because a message says so.
     ///
     /// # Errors
-    /// If the message is to have no effect: the caller does not believe it, or the connection is about to end, and the message can be served afterwards.
+    /// If the message is to have no effect: the caller does not believe it, or the connection is about to
+    /// end, and the message can be served afterwards.
     // ROCE-42
     pub(super) fn check_stale(
         &self,

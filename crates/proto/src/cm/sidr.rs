@@ -8,8 +8,8 @@ use super::{Connection, Error, Event, IgnoreReason, Kind, Manager, Remote, State
 
 /// How long an answer is awaited, as in [`interval`]: about half a second.
 const SIDR_TIMEOUT: u8 = 17;
-/// How often a request is sent again. rdma_cm does it 15 times, four seconds apart, which makes one lost datagram felt.
-/// In all, this is as long: a program may take its time, and there is no message that says so.
+/// How often a request is sent again. rdma_cm does it 15 times, four seconds apart, which makes one lost
+/// datagram felt. In all, this is as long: a program may take its time, and there is no message that says so.
 const SIDR_RETRIES: u8 = 127;
 
 impl<P: Copy + Ord> Manager<P> {

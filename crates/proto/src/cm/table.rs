@@ -59,8 +59,8 @@ impl<P: Copy + Ord> Manager<P> {
         word & 0xffff_ffff_0000_0000 | u64::from(id)
     }
 
-    /// Whether a message answers the request of a connection, of whose peer nothing is known but its address: its transaction is the one of the
-    /// request, which nobody else knows.
+    /// Whether a message answers the request of a connection, of whose peer nothing is known but its address:
+    /// its transaction is the one of the request, which nobody else knows.
     // IB-CM-11
     pub(super) fn answers_request(&self, id: u32, transaction_id: u64, from: P) -> bool {
         self.connections.get(&id).is_some_and(|connection| {
@@ -143,7 +143,8 @@ impl<P: Copy + Ord> Manager<P> {
             Room::InsteadOf(id) => {
                 let refusal = Rej { reason: RejectReason::NO_RESOURCES, ..Rej::default() };
                 if self.reject(id, &refusal, now).is_err() {
-                    // It asks for a datagram service, or the program has no interest in it: its peer may ask again.
+                    // It asks for a datagram service, or the program has no interest in it: its peer may ask
+                    // again.
                     self.forget(id, now);
                 }
                 true

@@ -59,8 +59,8 @@ pub struct Datagram<'a> {
     pub payload: Payload<'a>,
 }
 
-/// The datagram in a packet, if it is one and has the queue pair's Q_Key. Otherwise the packet is dropped: silently,
-/// but for a counter of wrong Q_Keys.
+/// The datagram in a packet, if it is one and has the queue pair's Q_Key. Otherwise the packet is dropped:
+/// silently, but for a counter of wrong Q_Keys.
 ///
 /// # Errors
 /// [`super::DropReason::Opcode`], [`super::DropReason::QueueKey`].

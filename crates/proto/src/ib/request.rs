@@ -121,7 +121,8 @@ pub struct Request {
     pub sequence: u64,
     /// The operation of the request.
     pub operation: Operation,
-    /// Bytes to send or to read, up to [`super::MAX_MESSAGE`]. Of flushes, the length of the range; of atomics, unused.
+    /// Bytes to send or to read, up to [`super::MAX_MESSAGE`]. Of flushes, the length of the range; of
+    /// atomics, unused.
     pub length: u32,
     /// The completion of the receive that the request takes is a solicited event.
     pub solicited: bool,
@@ -147,8 +148,8 @@ pub struct Outbound {
     pub cost: u32,
     /// Something of it was sent before.
     pub repeated: bool,
-    /// The request is complete once this packet is handed over to the network, and is the user's to complete: only
-    /// of unreliable connections.
+    /// The request is complete once this packet is handed over to the network, and is the user's to complete:
+    /// only of unreliable connections.
     pub finished: bool,
 }
 
@@ -240,8 +241,8 @@ impl Entry {
         }
     }
 
-    /// Writes the extension headers of packet `number`, and the bytes of an atomic write. A read asks for the rest of
-    /// its packets up to, not including, `end`.
+    /// Writes the extension headers of packet `number`, and the bytes of an atomic write. A read asks for the
+    /// rest of its packets up to, not including, `end`.
     pub(super) fn write_extensions(&self, number: u32, end: u32, mtu: u32, writer: &mut HeaderWriter<'_>) {
         let ends = number + 1 == self.packets;
         match self.request.operation {

@@ -1,13 +1,13 @@
-//! The responder of a connected queue pair: requests of the peer are checked, carried out and answered (volume 1,
-//! sections 9.7.4, 9.7.5 and 9.8.2).
+//! The responder of a connected queue pair: requests of the peer are checked, carried out and answered
+//! (volume 1, sections 9.7.4, 9.7.5 and 9.8.2).
 //!
-//! A request is checked in the standard's order (sequence number, opcode sequence, validity, resources, length, key) and
-//! nothing is touched before all of it holds. Answers go out in the order of the requests: the responses to reads and
-//! atomics from a queue, and one cumulative acknowledgement behind them.
+//! A request is checked in the standard's order (sequence number, opcode sequence, validity, resources,
+//! length, key) and nothing is touched before all of it holds. Answers go out in the order of the requests:
+//! the responses to reads and atomics from a queue, and one cumulative acknowledgement behind them.
 //!
-//! Acknowledgements carry no end-to-end credits ("unlimited"), as those of the Linux kernel and of queue pairs with
-//! a shared receive queue: a count would make each requester stop and ask wherever a program posts receives just in time,
-//! and a receive that is missing is told by a NAK.
+//! Acknowledgements carry no end-to-end credits ("unlimited"), as those of the Linux kernel and of queue
+//! pairs with a shared receive queue: a count would make each requester stop and ask wherever a program posts
+//! receives just in time, and a receive that is missing is told by a NAK.
 
 mod execute;
 mod reply;
@@ -65,7 +65,8 @@ pub enum Refusal {
     Access,
     /// The request could not be carried out.
     Operational,
-    /// The request's payload did not come with the packet and cannot be had. It counts as one that was lost: the peer is told nothing.
+    /// The request's payload did not come with the packet and cannot be had. It counts as one that was lost:
+    /// the peer is told nothing.
     Missing,
 }
 
@@ -135,7 +136,8 @@ pub enum ReceiveFault {
 /// What becomes of the bytes of a read before something behind it is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// The bytes are kept, the first one at this place among all kept bytes. The others have the places behind it, modulo 2^32.
+    /// The bytes are kept, the first one at this place among all kept bytes. The others have the places
+    /// behind it, modulo 2^32.
     At(u32),
     /// The bytes cannot be kept: the read is answered first.
     Later,
@@ -145,35 +147,39 @@ pub enum Keep {
 
 /// What a responder needs of its user.
 pub trait ResponderHost {
-    /// Of XRC: the packet is for the shared receive queue with this number. Until the next call receives are taken from that queue, and keys
-    /// are those of its protection domain.
+    /// Of XRC: the packet is for the shared receive queue with this number. Until the next call receives are
+    /// taken from that queue, and keys are those of its protection domain.
     ///
     /// # Errors
     /// What the peer is told: [`Refusal::Invalid`] if the domain has no such queue.
     fn choose_queue(&mut self, _number: u32) -> Result<(), Refusal> {
         Err(Refusal::Invalid)
     }
-    /// Takes the next receive and returns the bytes that its buffers hold; `None` if there is none. Called once for a
-    /// message that needs one.
+    /// Takes the next receive and returns the bytes that its buffers hold; `None` if there is none. Called
+    /// once for a message that needs one.
     fn take_receive(&mut self) -> Option<u64>;
-    /// Takes what a read that is not answered yet wants, since what comes behind it may change it. It is kept until it has been sent.
+    /// Takes what a read that is not answered yet wants, since what comes behind it may change it. It is kept
+    /// until it has been sent.
     fn keep(&mut self, source: &ReadSource) -> Keep;
-    /// Puts a part of a Send into the buffers of the receive that was taken; it lies within the bytes they hold.
+    /// Puts a part of a Send into the buffers of the receive that was taken; it lies within the bytes they
+    /// hold.
     ///
     /// # Errors
-    /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation failed here; unless the payload is
-    /// [missing](Refusal::Missing).
+    /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation
+    /// failed here; unless the payload is [missing](Refusal::Missing).
     fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal>;
     /// The receive that was taken completes.
     fn complete_receive(&mut self, delivered: Delivery);
-    /// The queue pair does not permit what the packet asks for, whatever the memory does: the peer is told that its request is invalid.
+    /// The queue pair does not permit what the packet asks for, whatever the memory does: the peer is told
+    /// that its request is invalid.
     fn forbidden(&mut self, _access: Remote) {}
-    /// The message has more bytes than the receive that was taken: so many, or, if it is not whole yet, at least so many.
+    /// The message has more bytes than the receive that was taken: so many, or, if it is not whole yet, at
+    /// least so many.
     fn too_long(&mut self, _message: u32, _is_whole: bool) {}
     /// The receive that was taken completes in error, and the queue pair is in error.
     fn fail_receive(&mut self, fault: ReceiveFault);
-    /// Whether all these bytes exist under the key and may be accessed like this. Called before any is touched, and
-    /// not for zero bytes.
+    /// Whether all these bytes exist under the key and may be accessed like this. Called before any is
+    /// touched, and not for zero bytes.
     ///
     /// # Errors
     /// What the peer is told.
@@ -190,8 +196,8 @@ pub trait ResponderHost {
     /// # Errors
     /// What the peer is told.
     fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal>;
-    /// Replaces eight bytes at a multiple of eight if they are as expected, and returns what was there. Has been
-    /// checked.
+    /// Replaces eight bytes at a multiple of eight if they are as expected, and returns what was there. Has
+    /// been checked.
     ///
     /// # Errors
     /// What the peer is told.
@@ -255,12 +261,13 @@ pub enum Verdict {
     OutOfSequence,
     /// There is no receive for it; the peer is to try again.
     NotReady,
-    /// Reads before it have to be answered first, and nothing has happened. Its user takes it, and what follows it, once more when some answers have
-    /// gone out; or else has the peer send it again ([`Responder::ask_again`]).
+    /// Reads before it have to be answered first, and nothing has happened. Its user takes it, and what
+    /// follows it, once more when some answers have gone out; or else has the peer send it again
+    /// ([`Responder::ask_again`]).
     Postponed,
-    /// The packet is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
-    /// out. An invalid request is an asynchronous "request error", a remote access error an "access error"; an
-    /// operational error was this end's.
+    /// The packet is refused, and the queue pair is in error once the NAK, of which an unreliable connection
+    /// has none, has gone out. An invalid request is an asynchronous "request error", a remote access error
+    /// an "access error"; an operational error was this end's.
     Refused(NakCode),
     /// The packet was dropped without an answer.
     Dropped(DropReason),
@@ -365,8 +372,8 @@ impl Responder {
         self.options.mtu = mtu;
     }
 
-    /// Whether a request with this packet sequence number shows that the two sides have not agreed on the first one: no request has been carried out, and
-    /// this is not one of the first that a requester sends.
+    /// Whether a request with this packet sequence number shows that the two sides have not agreed on the
+    /// first one: no request has been carried out, and this is not one of the first that a requester sends.
     #[cold]
     pub fn has_wrong_start(&self, number: u32) -> bool {
         /// No requester has so many packets under way. A gap of fewer may be a loss.
@@ -387,14 +394,15 @@ impl Responder {
         self.failed
     }
 
-    /// True while a receive is taken and not completed: between the first and the last packet of a message, or when one
-    /// waits for the next message. A queue pair that goes away has to flush it.
+    /// True while a receive is taken and not completed: between the first and the last packet of a message,
+    /// or when one waits for the next message. A queue pair that goes away has to flush it.
     pub fn holds_receive(&self) -> bool {
         self.spare_receive.is_some() || matches!(self.message, Message::Send { .. })
     }
 
-    /// Whether a Send of one packet with this packet sequence number is the next request, and nothing before it is under way, refused or unanswered: its
-    /// user may carry it out by itself, and say so ([`Responder::took_send`]). Of reliable connections.
+    /// Whether a Send of one packet with this packet sequence number is the next request, and nothing before
+    /// it is under way, refused or unanswered: its user may carry it out by itself, and say so
+    /// ([`Responder::took_send`]). Of reliable connections.
     #[inline]
     pub fn is_clear_for(&self, number: u32, length: u32) -> bool {
         number == self.expected
@@ -406,7 +414,8 @@ impl Responder {
             && length <= self.options.mtu
     }
 
-    /// The user of the responder has carried out a Send [that it might](Responder::is_clear_for), whose sender asks for an acknowledgement.
+    /// The user of the responder has carried out a Send [that it might](Responder::is_clear_for), whose
+    /// sender asks for an acknowledgement.
     // IB-RC-RSP-50
     #[inline]
     pub fn took_send(&mut self) {
@@ -418,7 +427,8 @@ impl Responder {
         self.pending_acknowledgement = self.pending_acknowledgement.max(PendingReply::Acknowledgement);
     }
 
-    /// The user of the responder has taken a receive of `room` bytes: the next message that takes one gets it.
+    /// The user of the responder has taken a receive of `room` bytes: the next message that takes one gets
+    /// it.
     pub fn give_receive(&mut self, room: u64) {
         self.spare_receive = Some(room);
     }
@@ -461,7 +471,8 @@ impl Responder {
             Ok(()) => {
                 let operation = packet.opcode().operation();
                 if packet.bth().ack_request() && (operation.is_send() || operation.is_write()) {
-                    // Asked for amid a message, an acknowledgement is one that the requester's window waits for.
+                    // Asked for amid a message, an acknowledgement is one that the requester's window waits
+                    // for.
                     let reply = if packet.opcode().position().ends() {
                         PendingReply::Acknowledgement
                     } else {
@@ -488,8 +499,9 @@ impl Responder {
         }
     }
 
-    /// The expected packet has come and was not kept: the peer is told to send it again, behind the answers that are to go out. That costs the peer
-    /// one of its retries. Where it is told already that there is no receive for that packet, it will send it again anyway.
+    /// The expected packet has come and was not kept: the peer is told to send it again, behind the answers
+    /// that are to go out. That costs the peer one of its retries. Where it is told already that there is no
+    /// receive for that packet, it will send it again anyway.
     pub fn ask_again(&mut self) {
         if matches!(self.told, Some(SentNak::NotReady)) {
             return;
@@ -526,8 +538,8 @@ impl Responder {
         Verdict::Refused(code)
     }
 
-    /// A packet after the expected one. That one is missing is told once, and again each time that the requester repeats packets
-    /// and asks: then what was told is lost, or what was sent for it.
+    /// A packet after the expected one. That one is missing is told once, and again each time that the
+    /// requester repeats packets and asks: then what was told is lost, or what was sent for it.
     fn out_of_sequence(&mut self, number: u32, asks: bool) -> Verdict {
         // IB-RC-RSP-3, IB-RC-RSP-4
         match self.told {
@@ -539,7 +551,8 @@ impl Responder {
                 self.told = Some(SentNak::Missing { highest: number });
             }
             Some(SentNak::Missing { .. }) if asks => {
-                // Once in a round of repetition: the packets behind it were under way before the requester hears this.
+                // Once in a round of repetition: the packets behind it were under way before the requester
+                // hears this.
                 self.nak = Some(Nak::Sequence);
                 self.told = Some(SentNak::Missing { highest: number });
             }
@@ -548,8 +561,8 @@ impl Responder {
         Verdict::OutOfSequence
     }
 
-    /// A packet that was carried out before. Sends and writes are only acknowledged; reads read again; of atomics the
-    /// result is known.
+    /// A packet that was carried out before. Sends and writes are only acknowledged; reads read again; of
+    /// atomics the result is known.
     fn duplicate(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
         let number = packet.bth().psn();
         let response = match packet.opcode().operation() {
@@ -618,8 +631,9 @@ impl Responder {
         self.message = Message::None;
     }
 
-    /// Takes the bytes of reads that are not answered before anything behind them changes them, as adapters do, which answer a read when it
-    /// arrives. False if they have to be answered first. Reads that are repeated read again anyway.
+    /// Takes the bytes of reads that are not answered before anything behind them changes them, as adapters
+    /// do, which answer a read when it arrives. False if they have to be answered first. Reads that are
+    /// repeated read again anyway.
     // PRACTICE-ORDER-2
     fn keep_reads(&mut self, host: &mut impl ResponderHost) -> bool {
         self.responses.iter_mut().filter_map(Response::unkept).all(|(source, kept)| match host.keep(source) {

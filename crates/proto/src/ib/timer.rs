@@ -18,8 +18,8 @@ pub const fn not_ready(code: u8) -> Duration {
     Duration::from_micros(NOT_READY[(code & 0x1f) as usize] as u64 * 10)
 }
 
-/// The local acknowledgement timeout with this code, 4.096 microseconds times two to its power; `None` for code 0:
-/// never. Only five bits count (volume 1, section 9.7.6.1.3).
+/// The local acknowledgement timeout with this code, 4.096 microseconds times two to its power; `None` for
+/// code 0: never. Only five bits count (volume 1, section 9.7.6.1.3).
 // IB-RC-REQ-39
 pub const fn acknowledgement(code: u8) -> Option<Duration> {
     match code & 0x1f {

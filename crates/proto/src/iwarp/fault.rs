@@ -10,9 +10,11 @@ use super::message::put;
 
 /// A reason to end a stream.
 ///
-/// The first group is for the user of this crate to report with [`Arrival::terminate`](super::Arrival::terminate) or
-/// [`InboundRequest::terminate`](super::InboundRequest::terminate); the rest is found here. Which layer is said to have
-/// failed depends on the message too: a bad STag in an RDMA Write is an error of DDP, in a Read Request one of RDMAP.
+/// The first group is for the user of this crate to report with
+/// [`Arrival::terminate`](super::Arrival::terminate) or
+/// [`InboundRequest::terminate`](super::InboundRequest::terminate); the rest is found here. Which layer is
+/// said to have failed depends on the message too: a bad STag in an RDMA Write is an error of DDP, in a Read
+/// Request one of RDMAP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -43,7 +45,8 @@ pub enum Fault {
     /// This end failed, for a reason that has nothing to do with a message of the peer.
     #[error("local catastrophic error")]
     LocalCatastrophic,
-    /// The stream cannot go on: more reads than agreed, or a target of an atomic operation that is not aligned.
+    /// The stream cannot go on: more reads than agreed, or a target of an atomic operation that is not
+    /// aligned.
     #[error("catastrophic error, localized to the stream")]
     CatastrophicStream,
     /// This end cannot go on at all.
@@ -108,8 +111,8 @@ const DDP_UNTAGGED: u8 = 2;
 const LLP_MPA: u8 = 0;
 
 impl Fault {
-    /// Layer, error type and error code, for a message that goes to a tagged buffer or not (RFC 5040 figure 9, RFC 5041
-    /// section 7.2, RFC 5044 section 8, RFC 6581 section 8).
+    /// Layer, error type and error code, for a message that goes to a tagged buffer or not (RFC 5040 figure
+    /// 9, RFC 5041 section 7.2, RFC 5044 section 8, RFC 6581 section 8).
     // RFC5040-4.8-2, RFC5041-7.2-1, RFC5041-7.2-2, RFC6581-8-1
     const fn codes(self, tagged: bool) -> (u8, u8, u8) {
         match (self, tagged) {
@@ -194,8 +197,8 @@ impl HeaderCopy {
     }
 }
 
-/// A Terminate message (RFC 5040 section 4.8): the error that ends a stream, and the headers of the segment that caused
-/// it as far as they are included.
+/// A Terminate message (RFC 5040 section 4.8): the error that ends a stream, and the headers of the segment
+/// that caused it as far as they are included.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Terminate {
     layer: u8,
@@ -274,7 +277,8 @@ impl Terminate {
         (self.ddp_len != 0).then(|| &self.ddp[..self.ddp_len as usize])
     }
 
-    /// The Read Request that caused the error, if included. Its addresses and length are what had not been read yet.
+    /// The Read Request that caused the error, if included. Its addresses and length are what had not been
+    /// read yet.
     pub fn read_request(&self) -> Option<super::ReadRequest> {
         let bytes = self.rdmap.as_ref()?;
         Some(super::ReadRequest::from_wire(rdmap::ReadRequest::ref_from_bytes(bytes).ok()?))
@@ -449,7 +453,8 @@ impl fmt::Debug for Terminate {
     }
 }
 
-/// The peer has broken a rule: the stream must end. No later byte of it may be used; what was reported before stands.
+/// The peer has broken a rule: the stream must end. No later byte of it may be used; what was reported before
+/// stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{fault}")]
 pub struct StreamError {

@@ -34,8 +34,8 @@ impl MarkerPosition {
         self.0 == 0
     }
 
-    /// Bytes of the stream that `content` bytes take with their markers. A marker due right after them belongs to what
-    /// follows.
+    /// Bytes of the stream that `content` bytes take with their markers. A marker due right after them
+    /// belongs to what follows.
     // RFC5044-4.3-2
     pub(crate) fn stream_len(self, content: usize) -> usize {
         content + MARKER_LEN * content.saturating_sub(self.distance()).div_ceil(MARKER_PAYLOAD)
@@ -91,7 +91,8 @@ impl Checksum {
     }
 }
 
-/// Lays an FPDU out in a buffer: its parts one after the other, markers where they are due, the CRC at the end.
+/// Lays an FPDU out in a buffer: its parts one after the other, markers where they are due, the CRC at the
+/// end.
 // RFC5044-4.3-1
 pub(crate) struct Weaver<'a> {
     out: &'a mut [u8],
@@ -173,8 +174,8 @@ impl<'a> Weaver<'a> {
     }
 }
 
-/// Checks a whole FPDU, with its markers, and takes these out: the content then stands at the start of `frame`.
-/// Returns where the stream is after it.
+/// Checks a whole FPDU, with its markers, and takes these out: the content then stands at the start of
+/// `frame`. Returns where the stream is after it.
 pub(crate) fn unweave(
     frame: &mut [u8],
     markers: Option<MarkerPosition>,
@@ -258,7 +259,8 @@ mod tests {
 
     #[test]
     fn a_marker_between_padding_and_crc_is_covered() {
-        // 504 bytes of length, ULPDU and padding after the marker at the start, so that the next one is due there.
+        // 504 bytes of length, ULPDU and padding after the marker at the start, so that the next one is due
+        // there.
         let ulpdu = vec![7; 506];
         let (mut frame, _) = weave(&ulpdu, Some(MarkerPosition::START), true);
         assert_eq!(frame[512..516], [0, 0, 0x01, 0xfc]);

@@ -47,8 +47,8 @@ impl ReadRequest {
 
 /// A 64-bit atomic operation with its operands (RFC 7306 section 5.1).
 ///
-/// There is no separate swap on the wire: the standard lists only these two, and a [`AtomicOperation::swap`] is a
-/// comparison of no bits.
+/// There is no separate swap on the wire: the standard lists only these two, and a [`AtomicOperation::swap`]
+/// is a comparison of no bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOperation {
     /// Adds to one or several fields of the target.
@@ -77,13 +77,15 @@ impl AtomicOperation {
         AtomicOperation::CompareSwap { compare: 0, compare_mask: 0, swap: value, swap_mask: u64::MAX }
     }
 
-    /// The value that the target holds after the operation, from the value before it (RFC 7306 sections 5.1.1, 5.1.2).
+    /// The value that the target holds after the operation, from the value before it (RFC 7306 sections
+    /// 5.1.1, 5.1.2).
     // RFC7306-5-2, RFC7306-5.1.1-3, RFC7306-5.1.2-1
     pub const fn apply(self, original: u64) -> u64 {
         match self {
             AtomicOperation::FetchAdd { add, mask } => {
-                // Every masked bit is the top of a field and carries nothing out: add the other bits, in which the
-                // top bits are clear and so absorb the carry from below, then put the top bits in without carry.
+                // Every masked bit is the top of a field and carries nothing out: add the other bits, in
+                // which the top bits are clear and so absorb the carry from below, then put the top bits in
+                // without carry.
                 let top = mask;
                 let low = (original & !top).wrapping_add(add & !top);
                 low ^ (original & top) ^ (add & top)
@@ -167,8 +169,8 @@ pub struct AtomicResponse {
     pub original: u64,
 }
 
-/// A message to send. The payload of those with a `len` is not part of it: the caller sends its bytes where the
-/// [`Fpdu`](super::Fpdu)s say.
+/// A message to send. The payload of those with a `len` is not part of it: the caller sends its bytes where
+/// the [`Fpdu`](super::Fpdu)s say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outbound {
     /// A Send in one of its four forms.
@@ -255,8 +257,8 @@ const fn send_opcode(invalidate: bool, solicited: bool) -> Opcode {
 /// What a DDP segment is. Order has been checked; tags, bounds and rights have not: they are the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segment {
-    /// Payload for a region of ours. With a payload of zero bytes, tag and offset mean nothing and are not to be
-    /// checked.
+    /// Payload for a region of ours. With a payload of zero bytes, tag and offset mean nothing and are not to
+    /// be checked.
     Write {
         /// STag of the region.
         stag: u32,
@@ -322,7 +324,8 @@ pub enum Segment {
         /// The response.
         response: AtomicResponse,
     },
-    /// The initiator is ready to receive: the zero-length Send agreed in start-up. It takes no receive buffer.
+    /// The initiator is ready to receive: the zero-length Send agreed in start-up. It takes no receive
+    /// buffer.
     ReadyToReceive,
 }
 
@@ -391,8 +394,8 @@ impl Segment {
         }
     }
 
-    /// The Terminate for a fault that the caller has found with this segment, with the headers that RFC 5040 section
-    /// 4.8 asks for. `payload_len` is that of the segment.
+    /// The Terminate for a fault that the caller has found with this segment, with the headers that RFC 5040
+    /// section 4.8 asks for. `payload_len` is that of the segment.
     // RFC5040-7.1-3, RFC5040-7.1-4, RFC7306-8.1-2
     pub fn terminate(&self, fault: Fault, payload_len: usize) -> Terminate {
         Terminate::new(fault, &self.headers(payload_len))
@@ -408,7 +411,8 @@ pub struct Arrival {
     pub segment: Segment,
     /// Bytes before the payload.
     pub head_len: usize,
-    /// Bytes of payload: of [`Segment::Write`], [`Segment::ReadResponse`] and [`Segment::Send`]; 0 for the others.
+    /// Bytes of payload: of [`Segment::Write`], [`Segment::ReadResponse`] and [`Segment::Send`]; 0 for the
+    /// others.
     pub payload_len: usize,
     /// Bytes after the payload that belong to this FPDU, to be skipped.
     pub trailer_len: usize,

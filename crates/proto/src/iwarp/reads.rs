@@ -1,15 +1,16 @@
-//! The two ends of RDMA Reads and atomic operations: what is outstanding at the peer, and what the peer has asked for.
+//! The two ends of RDMA Reads and atomic operations: what is outstanding at the peer, and what the peer has
+//! asked for.
 
 use std::collections::VecDeque;
 
 use super::fault::{Fault, Terminate};
 use super::message::{AtomicRequest, AtomicResponse, Outbound, ReadRequest, Segment};
 
-/// The requests that this end has sent and that are not answered, in order (RFC 5040 section 5.5, rule 20: responses
-/// come in the order of the requests). `T` is whatever the user wants back, such as a work request.
+/// The requests that this end has sent and that are not answered, in order (RFC 5040 section 5.5, rule 20:
+/// responses come in the order of the requests). `T` is whatever the user wants back, such as a work request.
 ///
-/// Each read has a sink STag of its own, valid for its response only: nothing else may use it, and a response that does
-/// not fit it, its offset or its length byte for byte is a [`Fault`].
+/// Each read has a sink STag of its own, valid for its response only: nothing else may use it, and a response
+/// that does not fit it, its offset or its length byte for byte is a [`Fault`].
 #[derive(Clone, Debug)]
 pub struct OutstandingReads<T> {
     queue: VecDeque<Outstanding<T>>,
@@ -131,7 +132,8 @@ impl<T> OutstandingReads<T> {
         Ok(ReadPlacement { offset, complete: last })
     }
 
-    /// Checks an Atomic Response against the operation at the front; if it fits, call [`OutstandingReads::pop`].
+    /// Checks an Atomic Response against the operation at the front; if it fits, call
+    /// [`OutstandingReads::pop`].
     ///
     /// # Errors
     /// The [`Fault`] for [`Arrival::terminate`](super::Arrival::terminate).
@@ -187,8 +189,8 @@ impl InboundRequest {
         }
     }
 
-    /// The Terminate for a fault found with this request when `sent` bytes of its response were on the way: the copy
-    /// of the request says how far it had come (RFC 5040 section 4.8).
+    /// The Terminate for a fault found with this request when `sent` bytes of its response were on the way:
+    /// the copy of the request says how far it had come (RFC 5040 section 4.8).
     pub fn terminate(&self, fault: Fault, sent: u32) -> Terminate {
         match *self {
             InboundRequest::Read { msn, mut request } => {
@@ -206,8 +208,8 @@ impl InboundRequest {
     }
 }
 
-/// The requests of the peer that are not answered, in order. They are answered in that order, when everything before
-/// them in the stream has been delivered.
+/// The requests of the peer that are not answered, in order. They are answered in that order, when everything
+/// before them in the stream has been delivered.
 #[derive(Clone, Debug)]
 pub struct InboundReads {
     queue: VecDeque<InboundRequest>,
@@ -361,8 +363,8 @@ mod tests {
         assert_eq!(reads.pop(), Some('x'));
     }
 
-    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-5.2.2-2, RFC5040-8.1.1-4, RFC5040-8.1.2-2, RFC7306-5.2-1, RFC7306-5.2.1-7,
-    // RFC7306-5.2.2-3
+    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-5.2.2-2, RFC5040-8.1.1-4, RFC5040-8.1.2-2, RFC7306-5.2-1,
+    // RFC7306-5.2.1-7, RFC7306-5.2.2-3
     #[test]
     fn the_peer_may_not_ask_for_more_than_agreed() {
         let mut inbound = InboundReads::new(2);

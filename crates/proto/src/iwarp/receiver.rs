@@ -17,18 +17,20 @@ const MAX_BODY: usize = rdmap::ATOMIC_REQUEST_LEN;
 /// What [`Receiver::next`] has found at the start of the buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Not enough to go on: call again when the buffer holds at least this many bytes, counted from its start.
+    /// Not enough to go on: call again when the buffer holds at least this many bytes, counted from its
+    /// start.
     Need(usize),
     /// A segment.
     Segment(Arrival),
 }
 
-/// The receiving half of a stream. It checks framing, versions, opcodes, queues and the order of everything, and says
-/// where payload belongs; it keeps no payload.
+/// The receiving half of a stream. It checks framing, versions, opcodes, queues and the order of everything,
+/// and says where payload belongs; it keeps no payload.
 ///
-/// In a stream with neither CRC nor markers ([`Receiver::is_streaming`]) a segment is reported as soon as its header is
-/// there ([`Receiver::next`]), so that the payload can be read from the socket to where it belongs. Otherwise the whole
-/// FPDU must be in the buffer and is checked before anything is reported ([`Receiver::next_checked`]).
+/// In a stream with neither CRC nor markers ([`Receiver::is_streaming`]) a segment is reported as soon as its
+/// header is there ([`Receiver::next`]), so that the payload can be read from the socket to where it belongs.
+/// Otherwise the whole FPDU must be in the buffer and is checked before anything is reported
+/// ([`Receiver::next_checked`]).
 ///
 /// The first error ends the stream: every later call returns it again.
 #[derive(Clone, Debug)]
@@ -92,8 +94,8 @@ impl Receiver {
 
     /// Looks at the next FPDU of a stream without CRC and markers. `buf` starts with its first byte.
     ///
-    /// After [`Step::Segment`] the receiver has moved on: the buffer of the next call starts after the whole FPDU. The
-    /// payload and the trailer need not be in this buffer.
+    /// After [`Step::Segment`] the receiver has moved on: the buffer of the next call starts after the whole
+    /// FPDU. The payload and the trailer need not be in this buffer.
     ///
     /// # Errors
     /// The peer has broken a rule: send the Terminate in it and end the stream.
@@ -106,9 +108,9 @@ impl Receiver {
         self.guarded(|receiver| receiver.content(buf))
     }
 
-    /// Looks at the next FPDU of any stream. `buf` starts with its first byte. When all of it is there, its CRC has
-    /// been checked, and its markers have been taken out, the segment is reported; the payload then is
-    /// `buf[head_len..head_len + payload_len]`. The bytes after that, up to
+    /// Looks at the next FPDU of any stream. `buf` starts with its first byte. When all of it is there, its
+    /// CRC has been checked, and its markers have been taken out, the segment is reported; the payload then
+    /// is `buf[head_len..head_len + payload_len]`. The bytes after that, up to
     /// [`total_len`](Arrival::total_len), are of no meaning.
     ///
     /// # Errors
@@ -118,12 +120,12 @@ impl Receiver {
         self.guarded(|receiver| receiver.frame(buf))
     }
 
-    /// Says that the peer has closed its direction of TCP, with `left` bytes received of an FPDU that is not complete
-    /// (those of a payload being placed included).
+    /// Says that the peer has closed its direction of TCP, with `left` bytes received of an FPDU that is not
+    /// complete (those of a payload being placed included).
     ///
     /// # Errors
-    /// [`Fault::StreamLost`]: the stream broke off in the middle of an FPDU or of a message. Otherwise the close was a
-    /// graceful one and this end may go on sending (RFC 5041 section 6.2.1).
+    /// [`Fault::StreamLost`]: the stream broke off in the middle of an FPDU or of a message. Otherwise the
+    /// close was a graceful one and this end may go on sending (RFC 5041 section 6.2.1).
     pub fn end_of_stream(&self, left: usize) -> Result<(), Fault> {
         // RFC5044-7.2-1, RFC5044-8-1, RFC5041-3-2, RFC5041-6.2.1-5
         let complete = left == 0 && self.send.is_none() && self.tagged.is_none();
@@ -134,7 +136,8 @@ impl Receiver {
         &mut self,
         step: impl FnOnce(&mut Receiver) -> Result<Step, StreamError>,
     ) -> Result<Step, StreamError> {
-        // RFC5044-8-5, RFC5041-7.1-12, RFC5040-7.1-5. What follows is the user's to do: RFC5041-6.2-1, RFC5041-6.2.2-2.
+        // RFC5044-8-5, RFC5041-7.1-12, RFC5040-7.1-5. What follows is the user's to do: RFC5041-6.2-1,
+        // RFC5041-6.2.2-2.
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -258,7 +261,8 @@ impl Receiver {
         })
     }
 
-    /// Everything that RFC 5041 and RFC 5040 want checked of an untagged segment. `None`: its body is not there yet.
+    /// Everything that RFC 5041 and RFC 5040 want checked of an untagged segment. `None`: its body is not
+    /// there yet.
     fn untagged(&mut self, header: &Untagged, len: usize, body: &[u8]) -> Result<Option<Segment>, Fault> {
         let opcode = self.opcode(header.control)?;
         let queue = match opcode {

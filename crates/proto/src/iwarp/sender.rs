@@ -11,18 +11,20 @@ use super::framing::{Checksum, MAX_TRAILER, MarkerPosition, Weaver};
 use super::message::{Outbound, put};
 use super::mpa::Parameters;
 
-/// Longest head of an FPDU: the length, an untagged header and the longest body (that of an Atomic Request; that of a
-/// Terminate is as long).
+/// Longest head of an FPDU: the length, an untagged header and the longest body (that of an Atomic Request;
+/// that of a Terminate is as long).
 const MAX_HEAD: usize = LENGTH_LEN + UNTAGGED_LEN + rdmap::ATOMIC_REQUEST_LEN;
 
 /// The trailer of an FPDU without CRC: send the first [`Fpdu::trailer_len`] bytes of it.
-// RFC5044-4.1-2, RFC5044-4.1-3, RFC5044-4.4-6: padding is zero; the CRC field is there even when nobody computes it.
+// RFC5044-4.1-2, RFC5044-4.1-3, RFC5044-4.4-6: padding is zero; the CRC field is there even when nobody
+// computes it.
 pub const ZERO_TRAILER: [u8; MAX_TRAILER] = [0; MAX_TRAILER];
 
 /// One FPDU of the message that is being sent.
 ///
-/// Without CRC and markers ([`Sender::is_plain`]) it goes out as [`Fpdu::head`], the bytes [`Fpdu::payload`] of the
-/// message, and [`Fpdu::trailer_len`] zeros, best in one gathered write. Otherwise [`Sender::seal`] makes the frame.
+/// Without CRC and markers ([`Sender::is_plain`]) it goes out as [`Fpdu::head`], the bytes [`Fpdu::payload`]
+/// of the message, and [`Fpdu::trailer_len`] zeros, best in one gathered write. Otherwise [`Sender::seal`]
+/// makes the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Fpdu {
     /// The head, followed by zeros.
@@ -99,11 +101,11 @@ pub enum BeginError {
     Closed,
 }
 
-/// The transmitting half of a stream. It numbers messages, cuts them into FPDUs and makes the frames, but holds no
-/// payload.
+/// The transmitting half of a stream. It numbers messages, cuts them into FPDUs and makes the frames, but
+/// holds no payload.
 ///
-/// Messages go out whole, one after the other: [`Sender::begin`], then [`Sender::next_fpdu`]
-/// until it has yielded the last one; the next message may begin at once. Every FPDU that was yielded must be sent, in
+/// Messages go out whole, one after the other: [`Sender::begin`], then [`Sender::next_fpdu`] until it has
+/// yielded the last one; the next message may begin at once. Every FPDU that was yielded must be sent, in
 /// order, or the stream is of no more use.
 #[derive(Clone, Debug)]
 pub struct Sender {
@@ -120,8 +122,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A stream at its beginning. `emss`: payload of a TCP segment as it is now, in bytes; FPDUs are not made larger
-    /// unless the peer takes that. Any value is accepted.
+    /// A stream at its beginning. `emss`: payload of a TCP segment as it is now, in bytes; FPDUs are not made
+    /// larger unless the peer takes that. Any value is accepted.
     pub fn new(parameters: &Parameters, emss: usize) -> Sender {
         let mut sender = Sender {
             current: None,
@@ -140,11 +142,12 @@ impl Sender {
     /// Says that TCP segments now carry this many bytes; it holds from the next FPDU on.
     // RFC5044-3-2, RFC5041-3-5
     pub fn set_emss(&mut self, emss: usize) {
-        /// No EMSS makes a ULPDU smaller than this (the standard allows 128 and above; this leaves no padding).
+        /// No EMSS makes a ULPDU smaller than this (the standard allows 128 and above; this leaves no
+        /// padding).
         // RFC5044-4.5-3, RFC5044-3-3
         const MIN_ULPDU: usize = 130;
-        /// The greatest ULPDU up to 64768 whose FPDU needs no padding. With its markers the FPDU stays below 64 KiB, as
-        /// a marker counts back 16 bits.
+        /// The greatest ULPDU up to 64768 whose FPDU needs no padding. With its markers the FPDU stays below
+        /// 64 KiB, as a marker counts back 16 bits.
         // RFC5044-3-3, RFC5044-3-4
         const MAX_ULPDU: usize = 64766;
         let emss = if self.large { 4 * MAX_ULPDU } else { emss };
@@ -154,7 +157,8 @@ impl Sender {
         self.max_ulpdu = emss.saturating_sub(overhead).clamp(MIN_ULPDU, MAX_ULPDU) as u32;
     }
 
-    /// True without CRC and markers: frames are then the head, the payload and zeros, and need no [`Sender::seal`].
+    /// True without CRC and markers: frames are then the head, the payload and zeros, and need no
+    /// [`Sender::seal`].
     pub fn is_plain(&self) -> bool {
         !self.crc && self.markers.is_none()
     }
@@ -197,8 +201,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The FPDU of a message that fits one; `None` if it does not fit, and then nothing has changed. For messages that
-    /// are gathered and sent together.
+    /// The FPDU of a message that fits one; `None` if it does not fit, and then nothing has changed. For
+    /// messages that are gathered and sent together.
     ///
     /// # Errors
     /// See [`BeginError`].
@@ -210,8 +214,8 @@ impl Sender {
         Ok(self.next_fpdu())
     }
 
-    /// Gives up the message that is being sent, to send a Terminate instead. The peer may be in the middle of it: no
-    /// other message can follow.
+    /// Gives up the message that is being sent, to send a Terminate instead. The peer may be in the middle of
+    /// it: no other message can follow.
     pub fn abandon(&mut self) {
         self.current = None;
     }
@@ -220,7 +224,8 @@ impl Sender {
     ///
     /// # Errors
     /// [`BeginError::Busy`] in the middle of a message.
-    // RFC5041-6.2.1-1, RFC5041-6.2.1-4: data handed over goes out before the stream is torn down, and no more is taken.
+    // RFC5041-6.2.1-1, RFC5041-6.2.1-4: data handed over goes out before the stream is torn down, and no more
+    // is taken.
     pub fn finish(&mut self) -> Result<(), BeginError> {
         if self.current.is_some() {
             return Err(BeginError::Busy);
@@ -332,7 +337,8 @@ impl Sender {
         put(&mut fpdu.bytes[LENGTH_LEN..], &header);
     }
 
-    /// An FPDU with `header_len` bytes of header and as much of the payload as fits, the header not yet written.
+    /// An FPDU with `header_len` bytes of header and as much of the payload as fits, the header not yet
+    /// written.
     // RFC5041-5.2-1, RFC5041-5.2-3, RFC5041-5.2-7, RFC5041-5.3-3, RFC5044-3-1, RFC5044-3-7, RFC5044-4.5-4
     fn cut(&self, header_len: usize, sent: u32, len: u32) -> Fpdu {
         let room = self.max_ulpdu - header_len as u32;
@@ -357,14 +363,14 @@ impl Sender {
         self.markers.map_or(fpdu.len(), |markers| markers.stream_len(fpdu.len()))
     }
 
-    /// Checksums an FPDU whose payload is sent from where it lies: of head and payload, the latter with [`Checksum::update`] in order. `None`
-    /// with markers, which stand in the payload, and without CRC.
+    /// Checksums an FPDU whose payload is sent from where it lies: of head and payload, the latter with
+    /// [`Checksum::update`] in order. `None` with markers, which stand in the payload, and without CRC.
     pub fn checksum(&self, fpdu: &Fpdu) -> Option<Checksum> {
         (self.crc && self.markers.is_none()).then(|| Checksum::new(fpdu.head(), fpdu.trailer_len() - CRC_LEN))
     }
 
-    /// Appends the complete frame to `out`, with padding, markers and CRC as agreed. Every FPDU has to be sealed
-    /// once and in order. Allocates nothing if `out` has the capacity.
+    /// Appends the complete frame to `out`, with padding, markers and CRC as agreed. Every FPDU has to be
+    /// sealed once and in order. Allocates nothing if `out` has the capacity.
     ///
     /// # Panics
     /// If `payload` does not have [`Fpdu::payload_len`] bytes.
@@ -379,9 +385,9 @@ impl Sender {
         });
     }
 
-    /// Writes the complete frame to the start of `out`, taking the payload from `fill`, which is called with ascending
-    /// offsets in the message and the piece to fill. Each piece is checksummed while it is in the cache. Returns the
-    /// bytes written, [`Sender::sealed_len`].
+    /// Writes the complete frame to the start of `out`, taking the payload from `fill`, which is called with
+    /// ascending offsets in the message and the piece to fill. Each piece is checksummed while it is in the
+    /// cache. Returns the bytes written, [`Sender::sealed_len`].
     ///
     /// # Errors
     /// The first error of `fill`. The FPDU can then be sealed again, or the stream be ended with a Terminate.

@@ -1,4 +1,5 @@
-//! Datagrams: what stands in front of them, and the UDP packets by which two sides find each other's queue pairs.
+//! Datagrams: what stands in front of them, and the UDP packets by which two sides find each other's queue
+//! pairs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -122,7 +123,8 @@ pub fn write_hello(hello: &Hello, out: &mut [u8; MAX_HELLO]) -> usize {
     length
 }
 
-/// Reads a UDP packet that came over IP of `family`, and where its data begins; `None` if it is nothing of ours.
+/// Reads a UDP packet that came over IP of `family`, and where its data begins; `None` if it is nothing of
+/// ours.
 pub fn read_hello(packet: &[u8], family: SourceFamily) -> Option<(Hello, usize)> {
     let head: &[u8; 12] = packet.first_chunk()?;
     if head[..4] != TAG {

@@ -1,9 +1,10 @@
 //! The protocol of rsockets (rsocket(7)): streams and datagrams as sockets have them, over queue pairs.
 //!
-//! A stream writes straight into a buffer that the peer has lent: RDMA Writes, each followed by a [`Message`] of 32 bits that says how
-//! many bytes have come. On InfiniBand the message is the immediate data of the write; where a transport has none (iWARP), it is a Send
-//! of its own. The reader gives the buffer back half by half, by writing a new [`Target`] into the sender's memory, and limits how many
-//! messages may be under way. Datagrams are those of UD queue pairs, found through a UDP socket at the same address.
+//! A stream writes straight into a buffer that the peer has lent: RDMA Writes, each followed by a [`Message`]
+//! of 32 bits that says how many bytes have come. On InfiniBand the message is the immediate data of the
+//! write; where a transport has none (iWARP), it is a Send of its own. The reader gives the buffer back half
+//! by half, by writing a new [`Target`] into the sender's memory, and limits how many messages may be under
+//! way. Datagrams are those of UD queue pairs, found through a UDP socket at the same address.
 //!
 //! No document describes it; what is here is what Linux's rsockets send to each other.
 

@@ -1,6 +1,7 @@
 //! Ranges of a buffer that is used round and round.
 
-/// Bytes of a ring: its part up to the end of the buffer, and the rest from its beginning. Offset and length of each.
+/// Bytes of a ring: its part up to the end of the buffer, and the rest from its beginning. Offset and length
+/// of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pieces {
     /// The first part.

@@ -1,8 +1,8 @@
 //! One side of a stream: what may be sent now, where it goes, what has come, what is to be given back.
 //!
-//! The bytes themselves are the user's: a ring of [`Settings::send_buffer`] bytes that data is sent from, one of
-//! [`Settings::receive_buffer`] bytes that the peer writes into, and a table that it writes targets and mappings into. Everything that is
-//! posted carries an `id`, which [`Stream::completed`] gets back.
+//! The bytes themselves are the user's: a ring of [`Settings::send_buffer`] bytes that data is sent from, one
+//! of [`Settings::receive_buffer`] bytes that the peer writes into, and a table that it writes targets and
+//! mappings into. Everything that is posted carries an `id`, which [`Stream::completed`] gets back.
 
 use std::collections::VecDeque;
 
@@ -186,7 +186,8 @@ impl Stream {
         }
     }
 
-    /// The introduction of this side, with the place of its table ([`TARGETS`] targets, then the mappings) and of its receive buffer.
+    /// The introduction of this side, with the place of its table ([`TARGETS`] targets, then the mappings)
+    /// and of its receive buffer.
     pub fn introduce(&mut self, table: WriteTo, data: WriteTo) -> Connect {
         self.own = data;
         let target = |to: WriteTo, length: u32| Target { address: to.address, key: to.key, length };
@@ -258,7 +259,8 @@ impl Stream {
         Some(Offer { length, place, to, message, id: self.id(place, self.cost()) })
     }
 
-    /// How to send some of `wanted` bytes to the peer's memory that a mapping names; `inline` and fewer need no place. The peer is told nothing.
+    /// How to send some of `wanted` bytes to the peer's memory that a mapping names; `inline` and fewer need
+    /// no place. The peer is told nothing.
     pub fn offer_direct(&self, wanted: usize, inline: usize, target: Target) -> Option<Offer> {
         if !self.writes || self.requests == 0 || self.ring.free() < LOW_WATER {
             return None;
@@ -308,8 +310,8 @@ impl Stream {
         self.following.is_none().then_some(self.slot)
     }
 
-    /// What stands in that place now, to be looked at after [`Message::Credits`]. Returns whether it is a new target: then the place must be
-    /// cleared, and the next one looked at.
+    /// What stands in that place now, to be looked at after [`Message::Credits`]. Returns whether it is a new
+    /// target: then the place must be cleared, and the next one looked at.
     pub fn target_seen(&mut self, target: Target) -> bool {
         // All targets of a peer are of one size. Another number is nothing that has come wholly.
         if target.length == 0 || target.length != self.target_length || self.following.is_some() {

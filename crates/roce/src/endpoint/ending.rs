@@ -16,7 +16,8 @@ impl Endpoint {
         }
     }
 
-    /// The queue pair goes to error because of an event on it; its requests are flushed. `ready`: others that may send now.
+    /// The queue pair goes to error because of an event on it; its requests are flushed. `ready`: others that
+    /// may send now.
     #[cold]
     pub(super) fn fail(&self, mut inner: LockGuard<'_, EndpointState>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
@@ -25,9 +26,11 @@ impl Endpoint {
             _ => None,
         };
         let event = self.stop(&mut inner, ready);
-        // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
+        // With the lock: the program may reset the queue pair as soon as it is free, and an error after that
+        // would be a new one.
         self.queues.enter_error();
-        // A thread of the peer's process in the middle of an operation here ends it before the program is told, and before the queue pair can begin anew.
+        // A thread of the peer's process in the middle of an operation here ends it before the program is
+        // told, and before the queue pair can begin anew.
         drop(kept_out);
         self.queues.counters.connections_lost.add(1);
         // With the lock, too: requests that are posted after a reset are not to be flushed.
@@ -40,7 +43,8 @@ impl Endpoint {
         self.tell_end();
     }
 
-    /// Takes the queue pair to error as [`Endpoint::fail`] does, and rings the other queue pairs that may send now.
+    /// Takes the queue pair to error as [`Endpoint::fail`] does, and rings the other queue pairs that may
+    /// send now.
     #[cold]
     pub(super) fn fail_and_ring(&self, inner: LockGuard<'_, EndpointState>) {
         let mut ready = Vec::new();
@@ -48,7 +52,8 @@ impl Endpoint {
         ready.iter().for_each(|other| other.ring());
     }
 
-    /// Nothing is sent or taken in any more. Returns the event for the program when the queue pair is in error. `ready`: others that may send now.
+    /// Nothing is sent or taken in any more. Returns the event for the program when the queue pair is in
+    /// error. `ready`: others that may send now.
     pub(super) fn stop(
         &self,
         inner: &mut EndpointState,
@@ -73,8 +78,8 @@ impl Endpoint {
         }
     }
 
-    /// Stops the queue pair as [`Endpoint::stop`] does, because its program ends it. Returns also the last answers to the peer.
-    /// Without them the peer would repeat its requests in vain, until it fails.
+    /// Stops the queue pair as [`Endpoint::stop`] does, because its program ends it. Returns also the last
+    /// answers to the peer. Without them the peer would repeat its requests in vain, until it fails.
     // IB-RC-RSP-49
     pub(super) fn end(
         &self,

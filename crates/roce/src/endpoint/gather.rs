@@ -1,11 +1,15 @@
-//! Which posts wait to be gathered: those behind packets of the same queue pair that are not acknowledged yet.
+//! Which posts wait to be gathered: those behind packets of the same queue pair that are not acknowledged
+//! yet.
 //!
-//! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way
-//! the program streams, and a packet that leaves a little later arrives no later than the peer can take it in. A program that has posted more than [`ROW`]
-//! requests since its last poll streams, too, though its peer is faster and has acknowledged everything. Posts that wait leave when they fill a train. They
-//! also leave when the program polls or arms a completion queue of the lane, or changes or destroys the queue pair. An acknowledgement has them leave,
-//! since the thread that takes it in looks for work; or else the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait within a
-//! host, nor while the completion queue of the sends is armed. Unreliable messages do not wait, since they are not acknowledged.
+//! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its
+//! answer take no longer. With more of them under way the program streams, and a packet that leaves a little
+//! later arrives no later than the peer can take it in. A program that has posted more than [`ROW`] requests
+//! since its last poll streams, too, though its peer is faster and has acknowledged everything. Posts that
+//! wait leave when they fill a train. They also leave when the program polls or arms a completion queue of
+//! the lane, or changes or destroys the queue pair. An acknowledgement has them leave, since the thread that
+//! takes it in looks for work; or else the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts
+//! do not wait within a host, nor while the completion queue of the sends is armed. Unreliable messages do
+//! not wait, since they are not acknowledged.
 
 use super::Endpoint;
 use crate::batch::Load;
@@ -16,10 +20,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The posts wait only while so many packets are unacknowledged.
 const UNDER_WAY: u32 = 2;
-/// Or the program must have posted more than this since it polled last. While the timer runs that sends waiting posts, one is enough.
+/// Or the program must have posted more than this since it polled last. While the timer runs that sends
+/// waiting posts, one is enough.
 const ROW: u32 = 4;
 
-/// The posts of a queue pair, as the posting thread counts them. Not exact where two threads post: a train then leaves with one packet more or less.
+/// The posts of a queue pair, as the posting thread counts them. Not exact where two threads post: a train
+/// then leaves with one packet more or less.
 #[derive(Default)]
 pub(super) struct Gather {
     /// Packets by the network without an acknowledgement. Changed with the queue pair's lock.
@@ -33,14 +39,16 @@ pub(super) struct Gather {
     load: AtomicU32,
     /// The number behind the last request of that load.
     counted: AtomicU64,
-    /// The endpoint is queued because a post waits: no thread is about to send for it. The posting thread sets this before it queues the endpoint. A thread
-    /// that takes the endpoint out of the queue clears it first. If that falls between the two steps of the posting thread, the word is lost: an answer
-    /// then waits for the next visit of the lane, or for the timer.
+    /// The endpoint is queued because a post waits: no thread is about to send for it. The posting thread
+    /// sets this before it queues the endpoint. A thread that takes the endpoint out of the queue clears it
+    /// first. If that falls between the two steps of the posting thread, the word is lost: an answer then
+    /// waits for the next visit of the lane, or for the timer.
     is_put_off: AtomicBool,
 }
 
 impl Gather {
-    /// Packets are being built of the requests before `until`: posts that wait from now on are for another train.
+    /// Packets are being built of the requests before `until`: posts that wait from now on are for another
+    /// train.
     #[inline]
     pub(super) fn begin(&self, until: u64) {
         self.load.store(0, Ordering::Relaxed);
@@ -95,11 +103,12 @@ impl Endpoint {
         {
             self.lane.transmit_for(self);
         } else if self.fills_train() {
-            // A thread that posts whole trains takes in acknowledgements itself, so that the background thread is not woken for each.
+            // A thread that posts whole trains takes in acknowledgements itself, so that the background
+            // thread is not woken for each.
             self.lane.transmit_train(self);
         } else {
-            // Before it is queued. A thread that takes in a packet and finds the endpoint queued leaves the answer to the thread that sends, unless this
-            // word says that no thread will.
+            // Before it is queued. A thread that takes in a packet and finds the endpoint queued leaves the
+            // answer to the thread that sends, unless this word says that no thread will.
             self.gather.is_put_off.store(true, Ordering::SeqCst);
             self.enqueue();
             self.lane.gathering().put_off();

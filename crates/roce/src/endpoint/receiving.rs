@@ -1,4 +1,5 @@
-//! Receiving: the effect of a packet, from the network or from a process of this host, on the queue pair, and the steps that follow.
+//! Receiving: the effect of a packet, from the network or from a process of this host, on the queue pair, and
+//! the steps that follow.
 
 use super::{Endpoint, EndpointKind, EndpointState, MOST_PACKETS_AT_ONCE, Via};
 use crate::link::PacketEffect;
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 impl Endpoint {
     /// A datagram for this queue pair has come.
-    // The order of checks: number (the caller), service and state, partition, address, CRC, then the protocol's own.
+    // The order of checks: number (the caller), service and state, partition, address, CRC, then the
+    // protocol's own.
     #[inline]
     pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, burst: &mut RxBurst) {
         // IB-PKT-38
@@ -23,8 +25,8 @@ impl Endpoint {
             self.queues.counters.damaged.add(1);
             return;
         };
-        // While the kernel copies for this queue pair, its packets are lost, as in a full socket. The thread that takes in packets for all queue pairs
-        // waits for no memory.
+        // While the kernel copies for this queue pair, its packets are lost, as in a full socket. The thread
+        // that takes in packets for all queue pairs waits for no memory.
         let Some(inner) = self.lock_unless_busy() else {
             return self.queues.counters.dropped.add(1);
         };
@@ -60,8 +62,8 @@ impl Endpoint {
             counters.dropped.add(1);
             return;
         }
-        // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and we are.
-        // IB-PKT-49
+        // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and
+        // we are. IB-PKT-49
         if packet.bth().pkey() & 0x7fff != 0x7fff {
             counters.wrong_pkey.add(1);
             return;
@@ -89,7 +91,8 @@ impl Endpoint {
         self.conclude(inner, taken, matches!(via, Via::Network(_)), now, burst);
     }
 
-    /// Takes in requests that waited for reads before them, as far as those have been answered. Returns whether there may be more to send then.
+    /// Takes in requests that waited for reads before them, as far as those have been answered. Returns
+    /// whether there may be more to send then.
     // PRACTICE-ORDER-2
     #[cold]
     pub(super) fn take_held(&self, now: Duration) -> bool {
@@ -139,8 +142,9 @@ impl Endpoint {
         {
             self.expect(deadline);
         }
-        // A poll of another lane may have taken in a packet from this host: then its acknowledgement does not wait for a poll of this lane. A target queue
-        // pair never sends anything by itself. The reply comes from another queue pair, and is not to arrive before the acknowledgement.
+        // A poll of another lane may have taken in a packet from this host: then its acknowledgement does not
+        // wait for a poll of this lane. A target queue pair never sends anything by itself. The reply comes
+        // from another queue pair, and is not to arrive before the acknowledgement.
         if by_network && let EndpointKind::Connected(link) = &inner.kind {
             self.gather.learn(link);
         }

@@ -37,11 +37,13 @@ impl Endpoint {
     /// The queue pair's turn has come: a post from now on needs another turn.
     pub(crate) fn dequeued(&self) {
         self.gather.taken();
-        // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.
+        // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and
+        // this thread sees that post from now on.
         self.is_queued.swap(false, Ordering::SeqCst);
     }
 
-    /// Builds packets into the batch, of requests that were posted before `until`. Returns whether there are more.
+    /// Builds packets into the batch, of requests that were posted before `until`. Returns whether there are
+    /// more.
     #[inline]
     pub(crate) fn fill(&self, batch: &mut Batch, now: Duration, until: u64) -> bool {
         let mut space = [0; MAX_HEADER];
@@ -63,7 +65,8 @@ impl Endpoint {
                     turn = link.send(self, (cursor, until), batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                     turn.more |= more || self.queues.send.posted() > until;
                 }
-                // Also when a request of ours has failed in this turn: messages of the peer were received, and it must learn that.
+                // Also when a request of ours has failed in this turn: messages of the peer were received,
+                // and it must learn that.
                 turn.more |= link.respond(self, batch, MOST_PACKETS_AT_ONCE, now, &mut space);
                 self.settled(link);
                 self.gather.learn(link);
@@ -149,7 +152,8 @@ impl Endpoint {
     /// Posts that went beside the lane have brought deadlines.
     #[cold]
     pub(super) fn expect_after_post(&self) {
-        // A thread that is in the middle of a system call with the lock has the lane look afterwards, which sets the timer.
+        // A thread that is in the middle of a system call with the lock has the lane look afterwards, which
+        // sets the timer.
         if !self.is_timed()
             && let Some(inner) = self.lock_unless_busy()
             && let EndpointKind::Connected(link) = &inner.kind
@@ -175,7 +179,8 @@ impl Endpoint {
         }
     }
 
-    /// A request about keys is to be tried again: by polls, too, since the background thread may be the one that is waited for. With the lock.
+    /// A request about keys is to be tried again: by polls, too, since the background thread may be the one
+    /// that is waited for. With the lock.
     #[cold]
     pub(crate) fn tries_again(&self) {
         self.expect(time::now() + TRY_AGAIN);

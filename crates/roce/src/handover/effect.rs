@@ -1,4 +1,5 @@
-//! Messages that other processes hand over to this one, and their effect on its queue pairs, their memory, and its tables.
+//! Messages that other processes hand over to this one, and their effect on its queue pairs, their memory,
+//! and its tables.
 
 use super::*;
 use crate::endpoint::Endpoint;
@@ -219,7 +220,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                         assert!(!fits || found[0].2 as usize == there);
                         let is = memory.bytes();
                         let place = slot * SLOT..(slot + 1) * SLOT;
-                        // The header is the arrival's, also if the packet says something else. Bytes that do not fit stay where they are.
+                        // The header is the arrival's, also if the packet says something else. Bytes that do
+                        // not fit stay where they are.
                         let filled = if fits { place.start + GRH..place.start + there } else { 0..0 };
                         assert!(is[filled.clone()].iter().all(|byte| payload.first() == Some(byte)));
                         let taken = if fits { place.start..filled.end.max(place.start + GRH) } else { place };
@@ -229,7 +231,8 @@ pub(crate) fn try_effect(bytes: &[u8]) {
                 }
             }
             7 | 8 => {
-                // A write with the right key and number, which does not come from the peer, or not through a process of our user.
+                // A write with the right key and number, which does not come from the peer, or not through a
+                // process of our user.
                 let from_peer = !trusted && wrong & 1 == 0;
                 arrival.source = if from_peer { PEER.into() } else { source };
                 let bth = Bth::new(

@@ -1,5 +1,6 @@
-//! Requests that have come by the network and wait until long reads before them have been answered, as they wait in an adapter or in rxe, whose responders
-//! go on only then. So what is put off costs the peer no retry.
+//! Requests that have come by the network and wait until long reads before them have been answered, as they
+//! wait in an adapter or in rxe, whose responders go on only then. So what is put off costs the peer no
+//! retry.
 // PRACTICE-ORDER-2
 
 use adverb_proto::ib::{PACKET_COST, psn};
@@ -41,15 +42,16 @@ pub(super) struct HeldPackets {
 }
 
 impl HeldPackets {
-    /// The most that the waiting packets may cost together: their bytes, and [`PACKET_COST`] for each. Another adverb never has more under way.
-    /// A packet that finds no room is lost, as in a full socket.
+    /// The most that the waiting packets may cost together: their bytes, and [`PACKET_COST`] for each.
+    /// Another adverb never has more under way. A packet that finds no room is lost, as in a full socket.
     const MOST: usize = 1 << 20;
 
     pub(super) fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// Puts a packet behind the others, if it is the next one. `numbers`: its own sequence number, and the one behind it.
+    /// Puts a packet behind the others, if it is the next one. `numbers`: its own sequence number, and the
+    /// one behind it.
     pub(super) fn put(&mut self, numbers: (u32, u32), bytes: &[u8], marked: bool) -> HoldOutcome {
         let (number, behind) = numbers;
         if !self.is_empty() && psn::precedes(number, self.next) {
@@ -86,7 +88,8 @@ impl HeldPackets {
         self.put_in(waiting, VecDeque::push_front);
     }
 
-    /// Forgets the waiting packets, since the one before them has not been carried out: they come again behind it. Returns how many there were.
+    /// Forgets the waiting packets, since the one before them has not been carried out: they come again
+    /// behind it. Returns how many there were.
     pub(super) fn give_up(&mut self) -> usize {
         let count = std::mem::take(&mut self.packets).len();
         self.cost = 0;

@@ -6,7 +6,8 @@ use adverb_core::request::Opcode;
 use adverb_proto::ib::{CompletionStatus, MAX_MESSAGE, Operation};
 use adverb_wire::ib::header::Feth;
 
-/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has no data of its own.
+/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has
+/// no data of its own.
 pub(super) fn length(work: &SendWork) -> u32 {
     match work.opcode {
         Opcode::Flush => u32::try_from(work.compare_add).unwrap_or(u32::MAX),

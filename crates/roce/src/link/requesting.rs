@@ -1,16 +1,19 @@
 //! The requester of a queue pair, and how many Sends may go out straight without another look at it.
 //!
-//! A Send that goes straight needs nothing but the next number, as long as nothing else has happened to the requester since the last such Send.
+//! A Send that goes straight needs nothing but the next number, as long as nothing else has happened to the
+//! requester since the last such Send.
 
 use crate::time;
 use adverb_proto::ib::{Request, Requester, Service};
 use std::ops::{Deref, DerefMut};
 
-/// The requester of a queue pair, and how many more Sends may go straight. There is no requester until the program has the queue pair send.
+/// The requester of a queue pair, and how many more Sends may go straight. There is no requester until the
+/// program has the queue pair send.
 #[derive(Default)]
 pub(super) struct Requesting {
     requester: Option<Requester>,
-    /// So many Sends may follow the last one straight. None once something else has been asked of the requester.
+    /// So many Sends may follow the last one straight. None once something else has been asked of the
+    /// requester.
     following: u32,
 }
 

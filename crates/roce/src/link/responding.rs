@@ -97,7 +97,8 @@ impl Link {
         more || self.has_held()
     }
 
-    /// Whether requests wait for reads before them: [`Link::receive_held`] takes them in once something has been answered.
+    /// Whether requests wait for reads before them: [`Link::receive_held`] takes them in once something has
+    /// been answered.
     #[inline]
     pub(crate) fn has_held(&self) -> bool {
         !self.held.is_empty()
@@ -111,9 +112,10 @@ impl Link {
 
     /// How many pending packets go before the next request, as with adapters.
     ///
-    /// Within the host one, an acknowledgement as a rule: perftest with events counts on the order of completions. By the network an acknowledgement
-    /// behind the data is one segment more of the same system call. There it stays if it is seen first all the same: behind a single packet, in one
-    /// train that the peer receives whole.
+    /// Within the host one, an acknowledgement as a rule: perftest with events counts on the order of
+    /// completions. By the network an acknowledgement behind the data is one segment more of the same system
+    /// call. There it stays if it is seen first all the same: behind a single packet, in one train that the
+    /// peer receives whole.
     // PRACTICE-ORDER-1
     #[inline]
     pub(crate) fn answers_first(
@@ -145,7 +147,8 @@ impl Link {
         MOST_PACKETS_AT_ONCE
     }
 
-    /// What is pending as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
+    /// What is pending as the queue pair goes, up to the data of a read, which may be long: packets without
+    /// their CRC.
     pub(crate) fn final_replies(&mut self) -> Vec<FinalReply> {
         let mut words = Vec::new();
         let mut packet = [0; MAX_HEADER];

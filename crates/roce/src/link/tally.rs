@@ -1,4 +1,5 @@
-//! Messages that have gone, or come, straight and are not counted yet: counters are shared by all, and that costs.
+//! Messages that have gone, or come, straight and are not counted yet: counters are shared by all, and that
+//! costs.
 
 use adverb_core::counters::Counters;
 

@@ -1,4 +1,5 @@
-//! A queue pair whose peer is on this host, beside its lane: threads that post to it, and threads that carry on with its long operations.
+//! A queue pair whose peer is on this host, beside its lane: threads that post to it, and threads that carry
+//! on with its long operations.
 
 use super::channel::Channel;
 use crate::endpoint::{Endpoint, EndpointKind, EndpointState};
@@ -35,7 +36,8 @@ impl Beside {
         self.is_bound.store(true, Ordering::Relaxed);
     }
 
-    /// The queue pair's packets go by no channel from now on. The caller has the queue pair's lock. Returns whether they went by one before.
+    /// The queue pair's packets go by no channel from now on. The caller has the queue pair's lock. Returns
+    /// whether they went by one before.
     pub(crate) fn end(&self) -> bool {
         let did = self.is_bound.swap(false, Ordering::Relaxed);
         if did {
@@ -75,8 +77,8 @@ impl Beside {
     /// Sends a Send that is being posted, if nothing is in the way.
     #[inline]
     pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> Takeover {
-        // A pending acknowledgement may be for a message that this request is about. The request brings that of its own queue pair along.
-        // PRACTICE-ORDER-1
+        // A pending acknowledgement may be for a message that this request is about. The request brings that
+        // of its own queue pair along. PRACTICE-ORDER-1
         let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
         if !is_send
             || !self.is_bound.load(Ordering::Relaxed)
@@ -97,7 +99,8 @@ impl Beside {
             return Takeover::No;
         };
         if rings && let Some(near) = link.near() {
-            // The queue pair may end before its poster rings, and no other thread of this process rings for this sleep.
+            // The queue pair may end before its poster rings, and no other thread of this process rings for
+            // this sleep.
             lock(&self.to_ring).push(near.channel.clone());
         }
         endpoint.settled(link);
@@ -107,15 +110,17 @@ impl Beside {
         Takeover::Sent { follows: rings || is_to_be_timed }
     }
 
-    /// Carries out the newest posts beside the lane, as far as they need no packet and nothing is in the way. False if the thread has to look at the lane.
+    /// Carries out the newest posts beside the lane, as far as they need no packet and nothing is in the way.
+    /// False if the thread has to look at the lane.
     #[inline]
     pub(crate) fn send(&self, endpoint: &Endpoint) -> bool {
         if !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_have_pending_acks(endpoint) {
             return false;
         }
         let Some(mut inner) = endpoint.try_lock() else {
-            // The fence in `will_find` is also the one between this thread's post and its look at the state. A thread that ends the queue pair stores the
-            // state, and then looks for posts: one of the two sees the other.
+            // The fence in `will_find` is also the one between this thread's post and its look at the state.
+            // A thread that ends the queue pair stores the state, and then looks for posts: one of the two
+            // sees the other.
             return self.copying.will_find() && endpoint.queues.state() == State::Rts;
         };
         let EndpointState { state: State::Rts, cursor, kind: EndpointKind::Connected(link), .. } =
@@ -149,7 +154,8 @@ impl Beside {
         is_done
     }
 
-    /// The kernel's copy carries out the newest posts, as far as a post goes. Returns whether nothing of them is left to the lane.
+    /// The kernel's copy carries out the newest posts, as far as a post goes. Returns whether nothing of them
+    /// is left to the lane.
     #[cold]
     fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: LockGuard<'_, EndpointState>) -> bool {
         // Threads that post meanwhile leave it to this thread.

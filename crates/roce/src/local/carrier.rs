@@ -1,4 +1,5 @@
-//! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of this host.
+//! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of
+//! this host.
 
 use super::channel::Channel;
 use super::record;
@@ -14,7 +15,8 @@ use adverb_wire::ib::header::MAX_HEADER;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
-/// The place where the packets of a connection leave: its lane's batch, or a channel to another process of this host.
+/// The place where the packets of a connection leave: its lane's batch, or a channel to another process of
+/// this host.
 pub(crate) enum PacketSink<'a> {
     /// By the lane's socket.
     Network(&'a mut Batch),
@@ -22,7 +24,8 @@ pub(crate) enum PacketSink<'a> {
     Host(Departure<'a>),
 }
 
-/// Packets that enter a channel, which no other thread sends by meanwhile. Its lock is held while they are copied, never across a system call.
+/// Packets that enter a channel, which no other thread sends by meanwhile. Its lock is held while they are
+/// copied, never across a system call.
 pub(crate) struct Departure<'a> {
     batch: &'a mut Batch,
     channel: &'a Arc<Channel>,
@@ -57,8 +60,8 @@ impl Carrier {
         }
     }
 
-    /// Takes note that the sink has no room. True: the sender waits, and is rung for when there is some. A lane itself sends for the endpoints that wait
-    /// for its socket. Unreliable senders do not wait for long.
+    /// Takes note that the sink has no room. True: the sender waits, and is rung for when there is some. A
+    /// lane itself sends for the endpoints that wait for its socket. Unreliable senders do not wait for long.
     pub(crate) fn waits(&self, endpoint: &Endpoint, is_reliable: bool) -> bool {
         match &self.0 {
             None => false,
@@ -74,7 +77,8 @@ impl Carrier {
         }
     }
 
-    /// Has the process at the other end look. Returns whether it makes sense to wait for room a little longer, in a thread that has `time` for it.
+    /// Has the process at the other end look. Returns whether it makes sense to wait for room a little
+    /// longer, in a thread that has `time` for it.
     pub(crate) fn urge(&self, time: bool) -> bool {
         let hopeful = self.0.as_ref().filter(|channel| channel.hopes(time));
         hopeful.inspect(|channel| channel.wake_peer()).is_some()
@@ -119,7 +123,8 @@ impl PacketSink<'_> {
         !has_room
     }
 
-    /// Appends a packet: its headers, and `length` bytes that `fill` writes. On an error of `fill` nothing is appended. There must be room.
+    /// Appends a packet: its headers, and `length` bytes that `fill` writes. On an error of `fill` nothing is
+    /// appended. There must be room.
     #[inline]
     pub(crate) fn add<E>(
         &mut self,
@@ -134,7 +139,8 @@ impl PacketSink<'_> {
         }
     }
 
-    /// Appends a datagram, in front of which its receiver finds `header`. Receivers from the network make it themselves.
+    /// Appends a datagram, in front of which its receiver finds `header`. Receivers from the network make it
+    /// themselves.
     pub(crate) fn add_datagram<E>(
         &mut self,
         packet_route: &PacketRoute,
@@ -149,8 +155,8 @@ impl PacketSink<'_> {
         }
     }
 
-    /// Appends a packet of a queue pair: its headers, and `length` bytes that `fill` writes. Within the host, the receiver fetches long payload itself, and
-    /// `locate` says where it lies.
+    /// Appends a packet of a queue pair: its headers, and `length` bytes that `fill` writes. Within the host,
+    /// the receiver fetches long payload itself, and `locate` says where it lies.
     #[inline]
     pub(crate) fn add_payload<E>(
         &mut self,
@@ -182,7 +188,8 @@ impl Departure<'_> {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Tx { producer, outgoing } = &mut *self.tx;
-        // Memory that the other process may change at any time is no slice: so there is one more copy, in the cache.
+        // Memory that the other process may change at any time is no slice: so there is one more copy, in the
+        // cache.
         let payload = &mut outgoing[..length];
         if length > 0 {
             fill(payload)?;

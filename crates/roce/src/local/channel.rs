@@ -1,4 +1,5 @@
-//! The packets that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
+//! The packets that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two
+//! processes of this host.
 
 use super::delivery::{Delivery, reach_straight};
 use super::record::{self, Lease, Parts as Carried, RecordCopy};
@@ -27,7 +28,8 @@ const MOST_FETCHED: usize = 256 << 10;
 /// The channel by which two processes of one host send each other packets without the network.
 pub(crate) type Channel = adverb_samehost::Channel<Packets>;
 
-/// The traffic of RoCE in a channel ([`adverb_samehost::Channel`]): the packets of all connections between two processes of this host.
+/// The traffic of RoCE in a channel ([`adverb_samehost::Channel`]): the packets of all connections between
+/// two processes of this host.
 pub(crate) struct Packets {
     net: Arc<Net>,
     /// Reliable connections that go by the channel.
@@ -111,7 +113,8 @@ impl Traffic for Packets {
         let (mut taken, mut fetched, mut held) = (0, 0, false);
         let now = time::late();
         let has_gone = channel.has_gone();
-        // A record may wait for its program only where the channel carries no reliable connection: the peer of one waits for acknowledgements.
+        // A record may wait for its program only where the channel carries no reliable connection: the peer
+        // of one waits for acknowledgements.
         let may_hold = !has_gone && reliable.load(Ordering::Relaxed) == 0;
         // Another program may be in the process of one that has gone.
         let process = (channel.neighbour.reads() && !has_gone).then_some(channel.neighbour.process());

@@ -1,4 +1,5 @@
-//! The decision when a queue pair connects: by the network, or within the host. It is the same for all connections of two processes.
+//! The decision when a queue pair connects: by the network, or within the host. It is the same for all
+//! connections of two processes.
 
 use super::Local;
 use super::channel::Channel;
@@ -24,7 +25,8 @@ impl Local {
         }
     }
 
-    /// Finds the way to the peer's queue pair `number`. True if it leads to a process of our user on this host.
+    /// Finds the way to the peer's queue pair `number`. True if it leads to a process of our user on this
+    /// host.
     fn find_way(&self, endpoint: &Endpoint, route: Route, number: u32) -> bool {
         match self.seek(&endpoint.net, &route, number, endpoint.number()) {
             None => return false,
@@ -38,8 +40,8 @@ impl Local {
         true
     }
 
-    /// The handshake has decided how connections with a process go, for which this queue pair has waited. The queue pair may have another peer by
-    /// now, and looks for that one then.
+    /// The handshake has decided how connections with a process go, for which this queue pair has waited. The
+    /// queue pair may have another peer by now, and looks for that one then.
     pub(super) fn decided(&self, endpoint: &Endpoint, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
         let Some((route, number)) = endpoint.peer() else {
             return;

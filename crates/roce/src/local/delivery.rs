@@ -22,7 +22,8 @@ pub(crate) struct Delivery<'a> {
     pub(super) channel: &'a Channel,
     /// The memory that has the payload, if that does not lie in a packet.
     pub(crate) elsewhere: &'a Source<'a>,
-    /// Of a message that has come straight: a packet of ours that is acknowledged beside it, and all before that.
+    /// Of a message that has come straight: a packet of ours that is acknowledged beside it, and all before
+    /// that.
     pub(crate) acknowledged: Option<u32>,
 }
 
@@ -39,8 +40,8 @@ impl WaitingSince {
     /// Nothing has waited, and nothing does: the program has not received anything so far.
     const NEVER: u64 = u64::MAX;
 
-    /// Whether an unreliable message had better wait for a moment: there is no receive for it, and the program has not dealt with earlier ones. The
-    /// sender would not learn that it is lost ([`crate::pace`]).
+    /// Whether an unreliable message had better wait for a moment: there is no receive for it, and the
+    /// program has not dealt with earlier ones. The sender would not learn that it is lost ([`crate::pace`]).
     #[inline]
     pub(super) fn holds(&self, endpoint: &Endpoint, packet: &Packet<'_>, now: Duration) -> bool {
         matches!(endpoint.queues.service, Service::Uc | Service::Ud)
@@ -106,11 +107,13 @@ impl Delivery<'_> {
 const TRAIN: usize = 2;
 /// So many bytes end a turn: others wait for the queue pair meanwhile.
 const LONG: u64 = 16 << 10;
-/// How far behind a message of such a train the processor fetches: as many messages as are taken in while a cache line comes from the other processor.
+/// How far behind a message of such a train the processor fetches: as many messages as are taken in while a
+/// cache line comes from the other processor.
 const AHEAD: u64 = 3;
 
-/// The queue pair takes in messages that have come straight by a channel: this one, and at most so many behind it that are for this queue pair, too. If the
-/// first cannot be taken in so, the packet that it stands for is. Returns how many were taken in; none if the queue pair is busy, and they have to wait.
+/// The queue pair takes in messages that have come straight by a channel: this one, and at most so many
+/// behind it that are for this queue pair, too. If the first cannot be taken in so, the packet that it stands
+/// for is. Returns how many were taken in; none if the queue pair is busy, and they have to wait.
 #[inline]
 pub(super) fn reach_straight(
     endpoint: &Endpoint,
@@ -164,7 +167,8 @@ pub(super) fn reach_straight(
         let done = count + usize::from(all.failed);
         if done > 0 {
             burst.count(endpoint.queues.counters, count as u32, bytes);
-            // Most messages leave nothing to do but an acknowledgement, which is delayed where the lane of the queue pair is polled.
+            // Most messages leave nothing to do but an acknowledgement, which is delayed where the lane of
+            // the queue pair is polled.
             let is_timed = endpoint.is_timed() || link.deadline().is_none();
             if !is_timed || all.transmit || all.failed || burst.polled != endpoint.lane.address() {
                 endpoint.conclude(inner, all, false, now, burst);

@@ -1,13 +1,17 @@
-//! Connections within one host: packets between two processes of one user go through memory that they share, without the network.
+//! Connections within one host: packets between two processes of one user go through memory that they share,
+//! without the network.
 //!
-//! The protocol is the same; only the [`carrier`] of packets differs. When a connected queue pair learns its peer, this process looks whether that lives on
-//! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable
-//! connections go by it ([`carrier`], [`record`], [`straight`], [`delivery`]), and none otherwise: so both ends of a connection decide alike. Nothing is
-//! sent before they have agreed. The parts of a queue pair are in [`near`] and [`beside`]. Operations in the memory of such a process are the business of
+//! The protocol is the same; only the [`carrier`] of packets differs. When a connected queue pair learns its
+//! peer, this process looks whether that lives on this host ([`connect`]), and offers its process a
+//! [`channel`] ([`adverb_samehost::Handshakes`]). Once the two have agreed, all of their reliable connections
+//! go by it ([`carrier`], [`record`], [`straight`], [`delivery`]), and none otherwise: so both ends of a
+//! connection decide alike. Nothing is sent before they have agreed. The parts of a queue pair are in
+//! [`near`] and [`beside`]. Operations in the memory of such a process are the business of
 //! [`adverb_samehost`].
 //!
-//! The process whose memory a request is about checks it, as one from the network. The other process of the same user may write garbage into the shared
-//! memory. It is copied out, then checked, and does no more harm than packets from a network.
+//! The process whose memory a request is about checks it, as one from the network. The other process of the
+//! same user may write garbage into the shared memory. It is copied out, then checked, and does no more harm
+//! than packets from a network.
 
 mod beside;
 mod carrier;
@@ -63,10 +67,11 @@ pub(crate) struct Local {
 
 #[derive(Default)]
 struct State {
-    /// Which process owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
+    /// Which process owns a block of queue pair numbers, as the kernel has said last; asked again when it has
+    /// ended, or may have.
     owners: HashMap<u16, libc::pid_t>,
-    /// Queue pairs of ours that ask once more in a moment: the process that they asked lets no connection in at present. How often they have, and whether they
-    /// still wait.
+    /// Queue pairs of ours that ask once more in a moment: the process that they asked lets no connection in
+    /// at present. How often they have, and whether they still wait.
     unheard: HashMap<u32, (u32, bool)>,
     /// Blocks whose owners could not be asked, for datagrams, and when.
     unreachable_owners: HashMap<u16, Duration>,
@@ -77,13 +82,15 @@ const UNREACHABLE_FOR: Duration = Duration::from_secs(1);
 /// The most owners that are remembered.
 const MOST_UNREACHABLE: usize = 4096;
 
-/// How long such a queue pair waits at first. Each wait is twice as long as the one before, up to 64 times this.
+/// How long such a queue pair waits at first. Each wait is twice as long as the one before, up to 64 times
+/// this.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How often a queue pair asks an owner that lets no connection in, for about five seconds in all. Then the queue pair goes by the network.
+/// How often a queue pair asks an owner that lets no connection in, for about five seconds in all. Then the
+/// queue pair goes by the network.
 const ATTEMPTS: u32 = 20;
 
-/// Processes of RoCE find each other by queue pair numbers: the owner of a block of them has a socket of its name, which also hands over packets
-/// ([`crate::handover`]).
+/// Processes of RoCE find each other by queue pair numbers: the owner of a block of them has a socket of its
+/// name, which also hands over packets ([`crate::handover`]).
 impl Side for Net {
     type Traffic = Packets;
 
@@ -104,8 +111,9 @@ impl Side for Net {
         Packets::open(self, parts)
     }
 
-    /// Tells the `waiting` queue pairs how their packets to the process go: by this channel, or by the network.
-    /// Only then may other threads poll the channel. So each packet from it finds a queue pair that knows the channel.
+    /// Tells the `waiting` queue pairs how their packets to the process go: by this channel, or by the
+    /// network. Only then may other threads poll the channel. So each packet from it finds a queue pair that
+    /// knows the channel.
     fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Channel>>) {
         for endpoint in waiting.iter().filter_map(|asker| self.endpoint(*asker)) {
             self.local.decided(&endpoint, process, channel);
@@ -117,7 +125,8 @@ impl Side for Net {
     }
 
     fn forget(&self, channel: &Channel) {
-        // At once: a queue pair that asks meanwhile would find the process without a verdict, and enter it among the owners anew.
+        // At once: a queue pair that asks meanwhile would find the process without a verdict, and enter it
+        // among the owners anew.
         self.local.hub.leave(channel, || {
             let mut state = lock(&self.local.state);
             state.owners.retain(|_, process| *process != channel.neighbour.process());
@@ -139,7 +148,8 @@ const NO_PACKET: Arrival<'static> = Arrival {
 };
 
 impl State {
-    /// How connections with the owner of a block go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
+    /// How connections with the owner of a block go. If it is not decided yet, an offer has been made, and
+    /// `asker` is told when it is.
     ///
     /// # Errors
     /// Those of connect(2).
@@ -155,7 +165,8 @@ impl State {
         if let Some(verdict @ (HandshakeVerdict::Channel(_) | HandshakeVerdict::Undecided)) = before {
             return Ok(verdict);
         }
-        // No event tells of the end of a process with which no memory is shared: the block may belong to another one by now, which will share it.
+        // No event tells of the end of a process with which no memory is shared: the block may belong to
+        // another one by now, which will share it.
         let owners = match numbers::owners(block, Duration::ZERO) {
             // Without a descriptor, or while the owner lets no connection in, the earlier verdict counts.
             Err(_) if before.is_some() => return Ok(HandshakeVerdict::Network),
@@ -210,8 +221,9 @@ impl reactor::Source for Again {
 }
 
 impl Local {
-    /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
-    /// [`Local::decided`]. None: the other process has not been reached yet, and the asker asks again.
+    /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not
+    /// decided yet, the asker is told: [`Local::decided`]. None: the other process has not been reached yet,
+    /// and the asker asks again.
     fn seek(
         &self,
         net: &Arc<Net>,
@@ -237,14 +249,15 @@ impl Local {
             {
                 Some(HandshakeVerdict::Network)
             }
-            // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go another way by ourselves.
+            // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go
+            // another way by ourselves.
             Err(_) if state.ask_again(net, asker) => None,
             Err(_) => Some(HandshakeVerdict::Network),
         }
     }
 
-    /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on. Otherwise they go by the network until one is,
-    /// which this sees to.
+    /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on.
+    /// Otherwise they go by the network until one is, which this sees to.
     pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Carrier> {
         if self.hub.handshakes.are_off() || !net.gids.has(route.destination) {
             return None;
@@ -282,7 +295,8 @@ impl Local {
             && lock(&self.state).owners.get(&block_of(number)).is_some_and(|owner| *owner == process)
     }
 
-    /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
+    /// Processes of which it is known how they are reached, or is to be; offers that wait for their
+    /// confirmation; and channels.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn sizes(&self) -> (usize, usize, usize) {
         let (verdicts, open) = self.hub.handshakes.sizes();

@@ -1,7 +1,8 @@
-//! The way of a connected queue pair to a peer whose process is on this host: by a [`Channel`], and in the memory of that process.
+//! The way of a connected queue pair to a peer whose process is on this host: by a [`Channel`], and in the
+//! memory of that process.
 //!
-//! Its queue pair's [`Link`](crate::link::Link) has requester and responder, whose packets go by the channel. One-sided requests need no packet as a rule: they
-//! are carried out here.
+//! Its queue pair's [`Link`](crate::link::Link) has requester and responder, whose packets go by the channel.
+//! One-sided requests need no packet as a rule: they are carried out here.
 
 use super::carrier::Carrier;
 use super::channel::Channel;
@@ -20,13 +21,16 @@ use adverb_samehost::{AtOnce, CopyProgress, Direct, LONG, Lending, PublishedPair
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Most bytes that a thread copies to or from memory of the peer's process in one turn, and so in one post. Other threads carry on with the rest.
+/// Most bytes that a thread copies to or from memory of the peer's process in one turn, and so in one post.
+/// Other threads carry on with the rest.
 const MOST_BYTES_AT_ONCE: u32 = 1 << 20;
-/// Packets that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
-/// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
+/// Packets that are not answered before another long request follows. The peer acknowledges before it has
+/// taken in all of them; and they leave room in the channel, since to wait for some costs more. One-sided
+/// requests that have not begun may soon be carried out from here.
 const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
 
-/// The way of a connected queue pair to a peer on this host: a channel, and the memory of the peer's process. The queue pair's lock protects it.
+/// The way of a connected queue pair to a peer on this host: a channel, and the memory of the peer's process.
+/// The queue pair's lock protects it.
 pub(crate) struct Near {
     pub(super) channel: Arc<Channel>,
     pub(super) posting: Posting,
@@ -103,8 +107,8 @@ impl Near {
         self.service != Service::Uc
     }
 
-    /// Whether payload stays where it is until the receiver fetches it. An unacknowledged request is complete as soon as it is sent, and its memory is the
-    /// program's again.
+    /// Whether payload stays where it is until the receiver fetches it. An unacknowledged request is complete
+    /// as soon as it is sent, and its memory is the program's again.
     fn fetches(&self) -> bool {
         self.is_reliable() && self.channel.neighbour.reads()
     }
@@ -124,7 +128,8 @@ impl Near {
         requester.set_mtu(self.mtu());
         // As times are taken there.
         requester.set_clock_lags();
-        // The peer lends the bytes of its answers to longer reads; or could not keep all of them, where it lends nothing.
+        // The peer lends the bytes of its answers to longer reads; or could not keep all of them, where it
+        // lends nothing.
         requester.set_longest_overtaken(LONGEST_HERE as u32);
     }
 
@@ -196,7 +201,8 @@ impl Near {
         self.direct.has_begun()
     }
 
-    /// A request goes as a packet, all of it. Returns why it fails, if it was carried out and its result has found no place.
+    /// A request goes as a packet, all of it. Returns why it fails, if it was carried out and its result has
+    /// found no place.
     pub(crate) fn leave_to_packets(&mut self, sequence: u64) -> Option<CompletionStatus> {
         self.direct.begin_anew();
         self.direct.has_failed(sequence).then_some(CompletionStatus::LocalProtection)
@@ -228,7 +234,8 @@ impl Near {
         step
     }
 
-    /// Carries out a request in its turn at the lane, if it needs no packet and everything before it is complete (`is_first`). `copied`: bytes in this turn.
+    /// Carries out a request in its turn at the lane, if it needs no packet and everything before it is
+    /// complete (`is_first`). `copied`: bytes in this turn.
     pub(crate) fn enter(
         &mut self,
         endpoint: &Endpoint,
@@ -257,7 +264,8 @@ impl Near {
         }
     }
 
-    /// Carries out posted requests, as far as they need no packet; everything before them must be complete. `busy`: by the kernel's copy, too.
+    /// Carries out posted requests, as far as they need no packet; everything before them must be complete.
+    /// `busy`: by the kernel's copy, too.
     #[inline]
     pub(crate) fn carry_out(
         &mut self,
@@ -276,9 +284,8 @@ impl Near {
             if !self.suits(&work) {
                 return CopyProgress::Packets;
             }
-            // The request may be about a message that has come since, to the thread that posted it or to another one. The lane acknowledges that message
-            // first.
-            // PRACTICE-ORDER-1
+            // The request may be about a message that has come since, to the thread that posted it or to
+            // another one. The lane acknowledges that message first. PRACTICE-ORDER-1
             if endpoint.lane.has_pending_acks() && !self.direct.has_begun() {
                 return CopyProgress::Packets;
             }
@@ -305,7 +312,8 @@ impl Near {
         CopyProgress::All
     }
 
-    /// From now on short requests of one element are carried out as they are posted, if those before them were.
+    /// From now on short requests of one element are carried out as they are posted, if those before them
+    /// were.
     fn hasten(&self, endpoint: &Endpoint) {
         let (lane, channel) = (&endpoint.lane, &self.channel);
         endpoint.queues.send.install(|| {
@@ -314,7 +322,8 @@ impl Near {
         });
     }
 
-    /// Takes note that so many bytes of a request are about to leave. The receiver may have been unable to read bytes that are sent again.
+    /// Takes note that so many bytes of a request are about to leave. The receiver may have been unable to
+    /// read bytes that are sent again.
     #[inline]
     pub(crate) fn note_payload(&mut self, queues: &Queues, work: &SendWork, length: u32, is_repeated: bool) {
         if length as usize > LONGEST_HERE && !is_repeated {

@@ -1,7 +1,8 @@
 //! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
 //!
-//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory. The receiver copies it once, from there
-//! to its place: from its own map of that memory, if it has one, else by the kernel. A record begins with eight bytes:
+//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's
+//! memory. The receiver copies it once, from there to its place: from its own map of that memory, if it has
+//! one, else by the kernel. A record begins with eight bytes:
 //!
 //! | byte | |
 //! |---|---|
@@ -10,9 +11,10 @@
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
 //!
-//! The headers follow, then the payload, or the pieces, of 16 bytes each. A piece has an address (8 bytes), a length (4), and the key of its region if that
-//! is published ([`adverb_samehost::Sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing
-//! header that its receiver finds in front of it.
+//! The headers follow, then the payload, or the pieces, of 16 bytes each. A piece has an address (8 bytes), a
+//! length (4), and the key of its region if that is published ([`adverb_samehost::Sharing`]), else 0 (4). All
+//! numbers are in the host's order. The payload of a datagram begins with the global routing header that its
+//! receiver finds in front of it.
 
 #[cfg(any(test, fuzzing))]
 use super::straight;
@@ -39,9 +41,11 @@ const ELSEWHERE: u8 = 1;
 pub(crate) const START: usize = 8;
 /// Payload of more bytes stays where it is, if it can be read there.
 pub(crate) const LONGEST_HERE: usize = 4096;
-/// Bytes of the routing header, which its receiver finds in front of a datagram, and which goes along with it.
+/// Bytes of the routing header, which its receiver finds in front of a datagram, and which goes along with
+/// it.
 pub(crate) const ROUTING_HEADER: usize = 40;
-/// Bytes of payload of the longest datagram, with its routing header. A record may say that it has more, as its payload may lie elsewhere.
+/// Bytes of payload of the longest datagram, with its routing header. A record may say that it has more, as
+/// its payload may lie elsewhere.
 pub(crate) const LONGEST_DATAGRAM: usize = ROUTING_HEADER + LONGEST_HERE;
 /// More pieces are not told: then the payload goes along.
 pub(crate) const MOST_PIECES: usize = 64;
@@ -130,7 +134,8 @@ impl Claim for Lease<'_> {
     }
 
     fn mapped(&self) -> Option<(&View, u64)> {
-        // While this process has the claim, the owner still lends the memory. So the key stands now for the same memory as when the record was written.
+        // While this process has the claim, the owner still lends the memory. So the key stands now for the
+        // same memory as when the record was written.
         self.region.get().filter(|region| region.is_published()).and_then(|region| region.by_address())
     }
 
@@ -166,8 +171,8 @@ impl RecordCopy {
         Self { words: [0; SHORT / 8], pieces: [Piece::default(); MOST_PIECES] }
     }
 
-    /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the
-    /// right to them, and `map` finds the region with a key.
+    /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if
+    /// nothing is read there; `lease` is the right to them, and `map` finds the region with a key.
     #[inline]
     pub(super) fn parse<'a>(
         &'a mut self,
@@ -193,7 +198,8 @@ impl RecordCopy {
                     let (payload, source) = (Payload::Here(body), Source::Buffer(body));
                     return Some(Parts { head, payload, source });
                 }
-                // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
+                // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its
+                // length.
                 let shared = unsafe { SharedBytes::new(record.as_ptr().add(behind), payload) };
                 let (payload, source) = (Payload::Elsewhere(payload), Source::Shared(shared));
                 Some(Parts { head, payload, source })
@@ -230,7 +236,8 @@ impl RecordCopy {
     }
 }
 
-/// Any bytes are a record whose parts lie within it, or none. Nothing is read where it says that payload lies.
+/// Any bytes are a record whose parts lie within it, or none. Nothing is read where it says that payload
+/// lies.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(LONGEST)];

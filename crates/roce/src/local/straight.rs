@@ -1,5 +1,5 @@
-//! A Send of one packet without the packet's headers: most messages between processes of one host. Three words stand for the headers. The payload follows.
-//! All numbers are in the host's order.
+//! A Send of one packet without the packet's headers: most messages between processes of one host. Three
+//! words stand for the headers. The payload follows. All numbers are in the host's order.
 //!
 //! | byte | |
 //! |---|---|
@@ -44,7 +44,8 @@ pub(crate) const WORDS: usize = 3;
 /// Bytes before the payload.
 pub(crate) const START: usize = WORDS * 8;
 
-/// The three words at the head of a Send that goes straight, taken apart. They stand for the headers of its packet.
+/// The three words at the head of a Send that goes straight, taken apart. They stand for the headers of its
+/// packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Straight {
     /// The queue pair that it is for.
@@ -75,7 +76,8 @@ impl Straight {
         ]
     }
 
-    /// The message of a record with so many bytes, by the record's first words. `None` if the record is of another kind, or not as long as it says.
+    /// The message of a record with so many bytes, by the record's first words. `None` if the record is of
+    /// another kind, or not as long as it says.
     #[inline]
     pub(super) fn parse(&[first, second, third]: &[u64; WORDS], length: usize) -> Option<Self> {
         let flags = (first >> 8) as u8;
@@ -91,8 +93,8 @@ impl Straight {
             .then_some(straight)
     }
 
-    /// Writes the headers of the packet that the message stands for: functions that take packets only can take it in then. Returns how many bytes the
-    /// headers have.
+    /// Writes the headers of the packet that the message stands for: functions that take packets only can
+    /// take it in then. Returns how many bytes the headers have.
     #[cold]
     pub(crate) fn write_headers(&self, space: &mut [u8; MAX_HEADER]) -> usize {
         let opcode = if self.immediate.is_some() { SEND_IMMEDIATE } else { SEND };
@@ -109,8 +111,8 @@ impl Straight {
     }
 }
 
-/// The bytes of a request that is being posted. Most requests have one element, or a few bytes that need no key. Each of these two has a short path of its
-/// own.
+/// The bytes of a request that is being posted. Most requests have one element, or a few bytes that need no
+/// key. Each of these two has a short path of its own.
 trait Body {
     /// The place of the request's bytes, once the request has its place in the queue.
     type Placement;
@@ -240,15 +242,17 @@ impl Posting {
     }
 }
 
-/// Has the requester count a Send. A trait, since a closure that is called in several places is a function of its own there.
+/// Has the requester count a Send. A trait, since a closure that is called in several places is a function of
+/// its own there.
 pub(crate) trait Head {
     /// The head of the request with this number in the queue and this length.
     fn make(self, sequence: u64, length: u32) -> Option<Straight>;
 }
 
 impl Near {
-    /// Sends a request that is being posted, if the channel has room. The posting thread has the posts' lock. `head` has the requester count the request,
-    /// by its number in the queue and its length. `follows` in the result: the peer sleeps, and this thread alone is told, so it is to ring.
+    /// Sends a request that is being posted, if the channel has room. The posting thread has the posts' lock.
+    /// `head` has the requester count the request, by its number in the queue and its length. `follows` in
+    /// the result: the peer sleeps, and this thread alone is told, so it is to ring.
     #[inline(always)]
     pub(crate) fn post(
         &mut self,
@@ -270,7 +274,8 @@ impl Near {
         self.put((queues, cursor, request), Bare { queues, request, address, length }, head)
     }
 
-    /// Sends a request of several elements, or several slices, that is being posted, if it has room. Called by [`Near::post`].
+    /// Sends a request of several elements, or several slices, that is being posted, if it has room. Called
+    /// by [`Near::post`].
     #[inline(never)]
     fn post_pieces(
         &mut self,
@@ -296,7 +301,8 @@ impl Near {
         let Some((sequence, placed)) = body.place(cursor) else { return Takeover::No };
         let mut tx = channel.tx.lock();
         let Some(mut slot) = tx.producer.reserve(START + length) else { return Takeover::No };
-        // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
+        // A fault is not reported here: the request is queued, and the way of all packets finds and reports
+        // the fault.
         if length > 0 && !body.fill(placed, &mut slot, &mut posting.reader) {
             return Takeover::No;
         }

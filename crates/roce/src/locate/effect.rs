@@ -4,8 +4,8 @@ use super::message::{QUEUE_PAIR, with_attribute};
 use super::*;
 use std::collections::HashMap;
 
-/// Questions of ours, and datagrams of others in any order: what is known changes by answers to our questions alone, from whom they went to, and all of
-/// it is bounded.
+/// Questions of ours, and datagrams of others in any order: what is known changes by answers to our questions
+/// alone, from whom they went to, and all of it is bounded.
 pub(crate) fn try_effect(bytes: &[u8]) {
     let locator = Locator::default();
     let local = IpAddr::from([10, 0, 0, 1]);

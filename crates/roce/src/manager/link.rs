@@ -1,4 +1,5 @@
-//! A connection as the program knows it: a sink for its events, and perhaps a queue pair that is taken to RTS and to error with it.
+//! A connection as the program knows it: a sink for its events, and perhaps a queue pair that is taken to RTS
+//! and to error with it.
 
 use super::message::{Own, granted};
 use super::{Manager, ManagerPeer};
@@ -22,7 +23,8 @@ use std::time::Duration;
 const DRAIN_PAUSE: Duration = Duration::from_millis(1);
 const DRAIN_LOOKS: u32 = 500;
 
-/// A connection as the program knows it: a sink for its events, and perhaps a queue pair that changes its states with the connection.
+/// A connection as the program knows it: a sink for its events, and perhaps a queue pair that changes its
+/// states with the connection.
 pub(super) struct Link {
     pub(super) id: u32,
     sink: Arc<dyn ConnectionSink>,
@@ -127,7 +129,8 @@ impl Link {
         };
         if let Some(place) = record.note(&entry) {
             self.place.store(place, Ordering::SeqCst);
-            // A thread that has ended the connection meanwhile may have looked for the place before it was there.
+            // A thread that has ended the connection meanwhile may have looked for the place before it was
+            // there.
             if self.ended.load(Ordering::SeqCst) {
                 self.strike_out();
             }
@@ -142,7 +145,8 @@ impl Link {
         }
     }
 
-    /// The peer has accepted (IB-CM-19): the queue pair is made ready and the peer told, or the program has to do so.
+    /// The peer has accepted (IB-CM-19): the queue pair is made ready and the peer told, or the program has
+    /// to do so.
     pub(super) fn accepted(&self, manager: &Manager, reply: &Rep) {
         let Some(request) = &self.request else { return };
         *lock(&self.asked) = None;
@@ -175,7 +179,8 @@ impl Link {
         }
     }
 
-    /// Takes in what has arrived for the queue pair: it came another way than the peer's disconnect request, and may say why there is one.
+    /// Takes in what has arrived for the queue pair: it came another way than the peer's disconnect request,
+    /// and may say why there is one.
     fn take_in(&self) {
         let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
         if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {
@@ -241,7 +246,8 @@ pub(super) fn make_ready(
     Ok(())
 }
 
-/// How long the peer is left alone after a queue pair has failed: what the queue pair itself has told it says more.
+/// How long the peer is left alone after a queue pair has failed: what the queue pair itself has told it says
+/// more.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 /// What happens to the queue pair of a connection. It is acted upon by the background thread.
@@ -270,8 +276,9 @@ impl Observer for Notes {
         });
     }
 
-    /// A connection without a queue pair is of no use: the peer is told, as with other transports. The program does not wait for the peer's
-    /// answer, which may never come: more often than not the queue pair has failed because the peer is silent.
+    /// A connection without a queue pair is of no use: the peer is told, as with other transports. The
+    /// program does not wait for the peer's answer, which may never come: more often than not the queue pair
+    /// has failed because the peer is silent.
     fn ended(&self) {
         self.act(AFTER_FAILURE, |link, manager| {
             if link.is_established() && !link.ended.load(Ordering::Acquire) {

@@ -15,14 +15,17 @@ use adverb_wire::ib::cm::{
 };
 use std::net::SocketAddr;
 
-/// Private data of programs on connections. A request has room for 36 bytes more, which are addresses (IB-CM-54).
+/// Private data of programs on connections. A request has room for 36 bytes more, which are addresses
+/// (IB-CM-54).
 pub(super) const LIMITS: PrivateDataLimits = PrivateDataLimits { request: 56, accept: 196, reject: 148 };
-/// Most bytes of private data in messages that ask for the queue pair of a datagram service, or answer (IB-SIDR-7).
+/// Most bytes of private data in messages that ask for the queue pair of a datagram service, or answer
+/// (IB-SIDR-7).
 pub(super) const DATAGRAM_LIMITS: PrivateDataLimits =
     PrivateDataLimits { request: 180, accept: 136, reject: 136 };
 
-/// How long the peer may take before it is asked again: 4.096 µs · 2^17, about half a second. Linux has four seconds, which makes one
-/// lost datagram felt; a program that takes longer to answer is no problem, since its side then says so (MRA).
+/// How long the peer may take before it is asked again: 4.096 µs · 2^17, about half a second. Linux has four
+/// seconds, which makes one lost datagram felt; a program that takes longer to answer is no problem, since
+/// its side then says so (MRA).
 const RESPONSE_TIMEOUT: u8 = 17;
 /// LIDs mean nothing on Ethernet (IB-CM-7).
 const NO_LID: u16 = 0xffff;
@@ -200,7 +203,8 @@ pub(super) fn granted(reply: &Rep) -> ConnectionParameters {
     }
 }
 
-/// The passive side's view of what both sides said. The acknowledgement timeout and the retry counts are the peer's wish (IB-CM-38).
+/// The passive side's view of what both sides said. The acknowledgement timeout and the retry counts are the
+/// peer's wish (IB-CM-38).
 pub(super) fn agreement_of_request(
     request: &Req,
     own: Own,
@@ -247,8 +251,8 @@ pub(super) fn agreement_of_reply(
     })
 }
 
-/// What a program is told of a request or a reply: its part of the private data and no byte more, and numbers that their fields hold. What is made of it
-/// again says the same.
+/// What a program is told of a request or a reply: its part of the private data and no byte more, and numbers
+/// that their fields hold. What is made of it again says the same.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(mad: &[u8; adverb_wire::ib::mad::MAD_LEN]) {
     use adverb_wire::ib::cm::Message;

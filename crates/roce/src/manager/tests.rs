@@ -390,7 +390,8 @@ impl Askers {
     }
 }
 
-/// A host has many addresses of one IPv6 subnet. They are one peer where peers share out the places of a service.
+/// A host has many addresses of one IPv6 subnet. They are one peer where peers share out the places of a
+/// service.
 // IB-CM-36, ROCE-40
 #[test]
 fn a_subnet_that_asks_for_everything_keeps_nobody_out() {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// A reading is kept at least so many times as long as it took. So readings take a small part of the time, however often they are asked for.
+/// A reading is kept at least so many times as long as it took. So readings take a small part of the time,
+/// however often they are asked for.
 const PAUSE: u32 = 10;
 /// But no longer than this: a process that is stopped amid a reading would keep the old list for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -23,8 +24,8 @@ impl<T> LastReading<T> {
         Self(None)
     }
 
-    /// The value that was read last. It is read again if it is at least so old, counted from the end of that reading, and [`PAUSE`] allows it. Zero: it is
-    /// read again in any case.
+    /// The value that was read last. It is read again if it is at least so old, counted from the end of that
+    /// reading, and [`PAUSE`] allows it. Zero: it is read again in any case.
     pub(super) fn get(
         &mut self,
         fresh: Duration,
@@ -53,7 +54,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// How many readings there are in so many questions, of which each comes one millisecond after the answer to the one before.
+    /// How many readings there are in so many questions, of which each comes one millisecond after the answer
+    /// to the one before.
     fn readings(questions: u32, fresh: Duration, takes: Duration) -> u32 {
         let (mut last, clock, count) = (LastReading::none(), Cell::new(9000 * MS), Cell::new(0));
         for _ in 0..questions {

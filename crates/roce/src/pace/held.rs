@@ -1,7 +1,7 @@
 //! The marks that wait, one of each sender at most.
 //!
-//! Anybody can send marks, in the name of any address. So their number is bounded, and one more costs about as much where many wait as where few do: no step
-//! looks at all of them.
+//! Anybody can send marks, in the name of any address. So their number is bounded, and one more costs about
+//! as much where many wait as where few do: no step looks at all of them.
 
 use crate::locate::Mark;
 use adverb_core::cm::subnet;
@@ -9,7 +9,8 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-/// Marks that wait at once. Beyond that, the peer with the most loses its oldest one, which is echoed at once.
+/// Marks that wait at once. Beyond that, the peer with the most loses its oldest one, which is echoed at
+/// once.
 pub(super) const MOST_HELD: usize = 1024;
 
 /// A mark that waits.
@@ -60,7 +61,8 @@ pub(super) struct HeldMarks {
     by_owner: BTreeSet<Key<(IpAddr, u64)>>,
     /// How many each peer has.
     counts: HashMap<IpAddr, usize>,
-    /// Each peer, by how many marks it has, and the number of its oldest one. The last one is the first to lose a mark.
+    /// Each peer, by how many marks it has, and the number of its oldest one. The last one is the first to
+    /// lose a mark.
     ranks: BTreeSet<Key<(usize, Reverse<u64>, IpAddr)>>,
     /// How many senders have not been told that they may begin nothing.
     untold: usize,
@@ -86,7 +88,8 @@ impl HeldMarks {
         self.remove(oldest)
     }
 
-    /// The marks of senders that have not been told that they may begin nothing. They count as told from now on.
+    /// The marks of senders that have not been told that they may begin nothing. They count as told from now
+    /// on.
     pub(super) fn tell(&mut self) -> Vec<Mark> {
         if std::mem::take(&mut self.untold) == 0 {
             return Vec::new();

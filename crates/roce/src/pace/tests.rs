@@ -1,5 +1,6 @@
-//! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while its program keeps up. Here the program may stay
-//! away for longer than elsewhere: a thread of a test may be kept from its processors.
+//! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while
+//! its program keeps up. Here the program may stay away for longer than elsewhere: a thread of a test may be
+//! kept from its processors.
 
 use super::{LOOK, MESSAGE_TIMEOUT, OwnTime, PROGRAM_TIMEOUT, Wait};
 use adverb_core::conformance::fixture::{Home, Memory, TEST_TIMEOUT, path};

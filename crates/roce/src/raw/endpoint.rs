@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// Frames that one poll takes in at most, so that a poll ends.
 const BURST: usize = 64;
 
-/// The transport's half of a raw packet queue pair.
-/// A thread locks `transmit` before another endpoint's `receive`, and `arrivals` before the `receive` of the same endpoint.
+/// The transport's half of a raw packet queue pair. A thread locks `transmit` before another endpoint's
+/// `receive`, and `arrivals` before the `receive` of the same endpoint.
 pub(crate) struct RawEndpoint {
     this: Weak<RawEndpoint>,
     net: Arc<Net>,
@@ -98,7 +98,8 @@ impl RawEndpoint {
         });
         let lane: Arc<dyn CqLane> = endpoint.clone();
         endpoint.completion_queues().iter().for_each(|cq| cq.attach_lane(&lane));
-        // A queue pair that only spreads frames over work queues has no states of its own: it takes frames in at once.
+        // A queue pair that only spreads frames over work queues has no states of its own: it takes frames in
+        // at once.
         if !endpoint.queues.work_queues().is_empty() {
             endpoint.begin().inspect_err(|_| transport::Endpoint::close(&*endpoint))?;
         }
@@ -143,7 +144,8 @@ impl RawEndpoint {
         Ok(())
     }
 
-    /// No frame is sent or taken in any more. When this returns, no thread touches the program's memory for this queue pair.
+    /// No frame is sent or taken in any more. When this returns, no thread touches the program's memory for
+    /// this queue pair.
     fn stop(&self) {
         *lock(&self.receive) = false;
         lock(&self.transmit).may_send = false;

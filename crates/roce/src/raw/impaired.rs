@@ -1,5 +1,6 @@
-//! Faults of the wire ([`adverb_core::wire`]) of a raw packet queue pair: frames are lost, kept for a while, or repeated. One that is damaged is lost:
-//! its checksum would be wrong at the next port. There is none of this in processes without such faults.
+//! Faults of the wire ([`adverb_core::wire`]) of a raw packet queue pair: frames are lost, kept for a while,
+//! or repeated. One that is damaged is lost: its checksum would be wrong at the next port. There is none of
+//! this in processes without such faults.
 
 use super::RawEndpoint;
 use crate::impaired::{DelayQueue, ask};

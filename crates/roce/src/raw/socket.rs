@@ -50,8 +50,8 @@ impl PacketSocket {
         // Since Linux 4.20. On older kernels, frames that go out are recognized by their address.
         const PACKET_IGNORE_OUTGOING: i32 = 23;
         let _ = socket.set(PACKET_IGNORE_OUTGOING, &1i32);
-        // The default holds some ninety frames, and they come in bursts. A process with the right to raises it beyond the host's limit; any other raises it
-        // up to that limit.
+        // The default holds some ninety frames, and they come in bursts. A process with the right to raises
+        // it beyond the host's limit; any other raises it up to that limit.
         for option in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
             if socket.set_at(libc::SOL_SOCKET, option, &ROOM).is_ok() {
                 break;
@@ -148,7 +148,8 @@ impl PacketSocket {
 
 /// The VLAN tag, and its type, that the kernel has taken out of a frame.
 fn vlan_of(message: &libc::msghdr) -> Option<(u16, u16)> {
-    // SAFETY: recvmsg has filled in the control messages, and their lengths are looked at before they are read.
+    // SAFETY: recvmsg has filled in the control messages, and their lengths are looked at before they are
+    // read.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(message);
         while let Some(header) = at.as_ref() {

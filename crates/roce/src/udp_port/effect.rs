@@ -1,5 +1,5 @@
-//! Requests and answers of other processes about UDP port 4791, in any order, and a model of their effects: members, requests to join, and the groups of the
-//! socket.
+//! Requests and answers of other processes about UDP port 4791, in any order, and a model of their effects:
+//! members, requests to join, and the groups of the socket.
 
 use super::*;
 use crate::handover::HEAD;

@@ -1,4 +1,5 @@
-//! A process that does as it is told: the other side of these tests. Commands come by its input, a line each, and are answered by a line.
+//! A process that does as it is told: the other side of these tests. Commands come by its input, a line each,
+//! and are answered by a line.
 
 use super::support::{StoppedProcess, join, site};
 pub(crate) use adverb_core::conformance::agent::{bytes, hash, run, word};
@@ -93,8 +94,8 @@ impl agent::Agent for Agent {
                 let request = SendRequest { opcode: Opcode::Send, ..signalled(&sges, (0, 0)) };
                 vec![run(self.side(*pair), &request) as u64]
             }
-            // Sends when a process has begun to write to the first of two words, and when that has written to the second one, stops it and says whether the
-            // send is complete by then.
+            // Sends when a process has begun to write to the first of two words, and when that has written to
+            // the second one, stops it and says whether the send is complete by then.
             ("ask", [pair, region, first, second, value, process]) => {
                 let (side, memory) = (self.side(*pair), self.memory(*region));
                 let has = |at: &u64| word(memory, *at as usize).load(Ordering::Acquire) == *value;

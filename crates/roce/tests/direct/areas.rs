@@ -1,4 +1,5 @@
-//! What an agent does with memory that it has mapped itself, and registered: protects it, unmaps it, and lets others wait for its pages.
+//! What an agent does with memory that it has mapped itself, and registered: protects it, unmaps it, and lets
+//! others wait for its pages.
 
 use super::agent::Agent;
 use adverb_core::conformance::fixture::signalled;
@@ -71,7 +72,8 @@ impl Area {
         (protection, flags): (i32, i32),
         access: Access,
     ) -> Self {
-        // SAFETY: a fresh anonymous mapping, which is registered as long as it is there or what is not there is looked for in vain.
+        // SAFETY: a fresh anonymous mapping, which is registered as long as it is there or what is not there
+        // is looked for in vain.
         unsafe {
             let flags = flags | libc::MAP_ANONYMOUS;
             let address = libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0);
@@ -83,7 +85,8 @@ impl Area {
         }
     }
 
-    /// Shared memory of the program: of a memory descriptor (0), of a file in a tmpfs (1), or a System V segment (2).
+    /// Shared memory of the program: of a memory descriptor (0), of a file in a tmpfs (1), or a System V
+    /// segment (2).
     fn shared(domain: &Arc<ProtectionDomain>, kind: u64, length: usize, access: Access) -> Self {
         let file = match kind {
             0 => Some(memory_file(length)),

@@ -153,7 +153,8 @@ fn a_request_to_memory_that_is_gone_is_an_error() {
     }
 }
 
-/// A deregistration takes it from peers. What is registered again is mapped again, and the pages are not kept.
+/// A deregistration takes it from peers. What is registered again is mapped again, and the pages are not
+/// kept.
 #[test]
 fn a_deregistration_takes_it_back() {
     const ROUNDS: usize = 30;

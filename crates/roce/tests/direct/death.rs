@@ -123,7 +123,8 @@ fn an_initiator_that_is_killed_keeps_nobody() {
     }
 }
 
-/// One that is stopped may be in the middle of an operation for ever: its target does not wait for ever, and what it does when it goes on is lost.
+/// One that is stopped may be in the middle of an operation for ever: its target does not wait for ever, and
+/// what it does when it goes on is lost.
 #[test]
 fn an_initiator_that_is_stopped_keeps_nobody_for_long() {
     let _turn = turn();

@@ -1,4 +1,5 @@
-//! Processes of the same user that break the rules: nobody else crashes or hangs, and no other connection notices.
+//! Processes of the same user that break the rules: nobody else crashes or hangs, and no other connection
+//! notices.
 
 use super::agent::{Agent, hash};
 use super::death::{connect, goes_on, reach, until};
@@ -72,7 +73,8 @@ fn pipe() -> OwnedFd {
     reader.into()
 }
 
-/// A table that says the truth about one key, lies about others, and lets these queue pairs of its own be used by those.
+/// A table that says the truth about one key, lies about others, and lets these queue pairs of its own be
+/// used by those.
 pub(crate) fn table(pairs: &[(u32, u32)]) -> Table {
     let table = Table::create([0; 4]).unwrap();
     for (index, (own, peer)) in pairs.iter().enumerate() {
@@ -143,7 +145,8 @@ pub(crate) const HEAD: usize = 44;
 /// A message of a handshake: its kind, and four words.
 pub(crate) const MESSAGE: usize = HEAD + 33;
 
-/// Says by a socket: here is my memory. False if the other process has hung up there: where both have met each other at a time, one connection ends.
+/// Says by a socket: here is my memory. False if the other process has hung up there: where both have met
+/// each other at a time, one connection ends.
 fn present(socket: RawFd, descriptors: &[OwnedFd]) -> bool {
     const MEMORY: u8 = 6;
     // Where its gate is, it says truly: what is copied there goes to its own memory.
@@ -283,7 +286,8 @@ fn pairs(first: &mut Other, second: &mut Other, count: usize) -> (Vec<[u64; 2]>,
     ((0..count).map(|_| make()).collect(), numbers)
 }
 
-/// Waits until the victim uses what the villain says to be its memory. Returns the victim's queue pair that does.
+/// Waits until the victim uses what the villain says to be its memory. Returns the victim's queue pair that
+/// does.
 fn believed(villain: &mut Other, victim: &mut Other, own: &Remote, from: u64) -> u64 {
     let before = victim.ask("direct", &[])[0];
     let (mut index, mut found) = (from, 0);
@@ -365,7 +369,8 @@ fn a_process_that_changes_its_announced_memory_harms_only_itself() {
     victim.ask("rest", &[]);
 }
 
-/// A process that announces whatever it likes keeps nobody for ever, and one that writes garbage everywhere ends its own connection.
+/// A process that announces whatever it likes keeps nobody for ever, and one that writes garbage everywhere
+/// ends its own connection.
 #[test]
 fn false_announcements_keep_nobody() {
     let _turn = turn();

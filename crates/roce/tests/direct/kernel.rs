@@ -169,7 +169,8 @@ fn a_target_that_becomes_another_program_fails_what_is_under_way() {
     }
 }
 
-/// Memory of the other process that the kernel copies to and from, but for its first page: whoever touches the others waits until they are said to be there.
+/// Memory of the other process that the kernel copies to and from, but for its first page: whoever touches
+/// the others waits until they are said to be there.
 fn guarded(other: &mut Other, pair: &Pair, length: usize) -> Remote {
     let remote = area(other, length, BOTH, OPEN);
     pair.reach(other, Opcode::Write, remote.at(0));
@@ -195,7 +196,8 @@ pub(crate) fn copies() -> bool {
     })
 }
 
-/// While the kernel waits for a page of the target, other threads post to the same queue pair and poll, and wait for nothing.
+/// While the kernel waits for a page of the target, other threads post to the same queue pair and poll, and
+/// wait for nothing.
 #[test]
 fn nobody_waits_for_a_thread_that_waits_for_a_page() {
     let _turn = turn();
@@ -239,7 +241,8 @@ fn nobody_waits_for_a_thread_that_waits_for_a_page() {
     }
 }
 
-/// While the background thread copies a long message from the sender's memory and waits for a page, another thread posts and polls, and waits for nothing.
+/// While the background thread copies a long message from the sender's memory and waits for a page, another
+/// thread posts and polls, and waits for nothing.
 #[test]
 fn nobody_waits_for_who_takes_in_a_message_whose_page_is_missing() {
     const LENGTH: usize = 64 << 10;

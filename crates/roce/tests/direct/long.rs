@@ -1,4 +1,5 @@
-//! Operations that are too long for a post: they go on beside whoever has posted them, and end with what they need.
+//! Operations that are too long for a post: they go on beside whoever has posted them, and end with what they
+//! need.
 
 use super::agent::{bytes, direct, hash};
 use super::other::{DIRECT, Other, Pair, Remote, Tier};
@@ -55,7 +56,8 @@ fn long_operations_keep_their_order() {
 
 /// Whether there is a processor beside the one on which a test runs.
 fn has_processors() -> bool {
-    // SAFETY: a set is plain bits, for which zero is a valid value; its size goes along, and the call fills it.
+    // SAFETY: a set is plain bits, for which zero is a valid value; its size goes along, and the call fills
+    // it.
     unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed), 0);
@@ -63,7 +65,8 @@ fn has_processors() -> bool {
     }
 }
 
-/// Who computes after a long post has it carried out meanwhile by another thread, if there is a processor for that: when the post returns, it is not done.
+/// Who computes after a long post has it carried out meanwhile by another thread, if there is a processor for
+/// that: when the post returns, it is not done.
 #[test]
 fn a_thread_that_computes_leaves_long_operations_to_another_thread() {
     const ROUNDS: usize = 300;

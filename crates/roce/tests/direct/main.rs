@@ -1,4 +1,5 @@
-//! Operations between two processes of one host in memory of the other's: one-sided ones straight into the target's, and long sends straight from the sender's.
+//! Operations between two processes of one host in memory of the other's: one-sided ones straight into the
+//! target's, and long sends straight from the sender's.
 
 mod agent;
 mod areas;

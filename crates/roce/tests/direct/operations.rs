@@ -58,7 +58,8 @@ fn rightly(tier: Tier, pair: &Pair, request: &SendRequest<'_>) {
     assert_eq!(pair.observe(request), (Status::Success, tier.way(request.opcode)), "{tier:?}: {request:?}");
 }
 
-/// As perftest's targets of a bandwidth test do: connected by their only thread, which then waits for something else than the device.
+/// As perftest's targets of a bandwidth test do: connected by their only thread, which then waits for
+/// something else than the device.
 #[test]
 fn a_region_of_a_program_that_connects_and_sleeps_is_mapped_for_its_peer() {
     let _turn = turn();
@@ -67,7 +68,8 @@ fn a_region_of_a_program_that_connects_and_sleeps_is_mapped_for_its_peer() {
         // Of its own: what follows here is a safe moment for the regions before.
         let remote = other.open_region(ROOM);
         let pair = Pair::open(&mut other);
-        // The end of the call that connects. A thread of the engine that has no processor just then keeps the pages where they are.
+        // The end of the call that connects. A thread of the engine that has no processor just then keeps the
+        // pages where they are.
         other.ask("rest", &[]);
         let sges = [pair.memory.sge(0, 8)];
         let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.middle()) };
@@ -211,7 +213,8 @@ fn requests_of_one_element_among_others() {
             let write = SendRequest { opcode: Opcode::Write, ..signalled(&one, remote.at(at)) };
             rightly(tier, &pair, &write);
             shadow.written(&mut other, at, &sent);
-            // Unsignalled, of two elements, and the first kind again: only the last one, which follows, is reported.
+            // Unsignalled, of two elements, and the first kind again: only the last one, which follows, is
+            // reported.
             let quiet = SendRequest { flags: SendFlags::empty(), ..write };
             for data in [&one[..], &two, &one] {
                 let request = SendRequest { data: Data::Registered(data), ..quiet };
@@ -268,7 +271,8 @@ fn a_refused_request_of_one_element_ends_the_queue_pair() {
     }
 }
 
-/// Only whole pages can be mapped: for what reaches into those at the edges the kernel copies, and it is right, too.
+/// Only whole pages can be mapped: for what reaches into those at the edges the kernel copies, and it is
+/// right, too.
 #[test]
 fn edges_of_a_region() {
     let _turn = turn();
@@ -337,7 +341,8 @@ fn atomics() {
     }
 }
 
-/// Requests that need packets and others, one behind the other without a wait: a message says that all before it is there.
+/// Requests that need packets and others, one behind the other without a wait: a message says that all before
+/// it is there.
 #[test]
 fn writes_posted_before_a_message_are_placed_when_the_message_comes() {
     const ROUNDS: u64 = 300;

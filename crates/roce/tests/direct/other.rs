@@ -17,7 +17,8 @@ pub(crate) enum Tier {
     Mapped,
     /// The target's pages cannot be mapped: the kernel copies.
     Kernel,
-    /// The target's pages cannot be mapped: the kernel copies without the memory file of the target's process.
+    /// The target's pages cannot be mapped: the kernel copies without the memory file of the target's
+    /// process.
     Number,
     /// Not at all: by packets of the channel.
     Packets,

@@ -85,7 +85,8 @@ fn rights_to_memory_of_the_engine_are_those_of_the_region() {
     }
 }
 
-/// Freed and allocated again and again: each time a peer that had the one before reaches the new one, and no other.
+/// Freed and allocated again and again: each time a peer that had the one before reaches the new one, and no
+/// other.
 #[test]
 fn a_peer_finds_new_memory_in_the_place_of_what_has_ended() {
     let _turn = turn();

@@ -17,7 +17,8 @@ impl Agent {
                 let request = SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) };
                 vec![run(side, &request) as u64, direct(side)]
             }
-            // Takes in messages, and looks whether what was written before each is there: the number of looks that fail.
+            // Takes in messages, and looks whether what was written before each is there: the number of looks
+            // that fail.
             ("follow", [pair, region, rounds, length]) => {
                 let (side, memory) = (self.side(*pair), self.memory(*region));
                 (0..8).for_each(|_| side.post_receive(1, &[]));

@@ -10,7 +10,8 @@ use adverb_core::request::{Opcode, SendRequest, Status};
 
 const LENGTH: usize = 64 << 10;
 
-/// Writes without an end while something is taken back. Once it has been, no byte changes any more. Returns how that ended.
+/// Writes without an end while something is taken back. Once it has been, no byte changes any more. Returns
+/// how that ended.
 fn taken_back(other: &mut Other, revoke: &str, by_pair: bool, delay: usize) -> Status {
     let remote = other.open_region(LENGTH);
     let pair = Pair::open(other);

@@ -27,8 +27,8 @@ impl Scene {
         self.other.ask("hash", &[remote.index, 0, remote.length as u64])
     }
 
-    /// Tries requests, each by a queue pair of its own that permits so much, and has been used for something permitted before. No byte of the
-    /// region may change.
+    /// Tries requests, each by a queue pair of its own that permits so much, and has been used for something
+    /// permitted before. No byte of the region may change.
     #[track_caller]
     fn refuses(
         &mut self,

@@ -1,4 +1,5 @@
-//! Processes of the same user that withhold a page where this process is to look before it shares memory: no other process waits for that.
+//! Processes of the same user that withhold a page where this process is to look before it shares memory: no
+//! other process waits for that.
 
 use super::agent::Agent;
 use super::death::until;
@@ -92,7 +93,8 @@ fn another_is_met() {
     assert_eq!(pair.run(Opcode::Read, 8, remote.at(0)), Status::Success);
 }
 
-/// A process offers a channel, and withholds the page in which its probe is to be: others are met meanwhile. It counts as one whose memory cannot be read.
+/// A process offers a channel, and withholds the page in which its probe is to be: others are met meanwhile.
+/// It counts as one whose memory cannot be read.
 #[test]
 fn an_offer_whose_probe_is_withheld_stops_nobody() {
     let _turn = turn();
@@ -110,7 +112,8 @@ fn an_offer_whose_probe_is_withheld_stops_nobody() {
     another_is_met();
 }
 
-/// A process that is connected tells of its memory, and withholds the page at which copies begin: others are met meanwhile, and its own connection goes on.
+/// A process that is connected tells of its memory, and withholds the page at which copies begin: others are
+/// met meanwhile, and its own connection goes on.
 #[test]
 fn a_gate_that_is_withheld_stops_nobody() {
     let _turn = turn();

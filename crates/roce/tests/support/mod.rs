@@ -14,8 +14,8 @@ const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..ad
 pub(crate) fn site() -> Site {
     if std::env::var_os("ADVERB_LOCAL").is_none() {
         static ONCE: std::sync::Once = std::sync::Once::new();
-        // SAFETY: before the first engine of the process, whose background thread is the only one that reads it; the tests' own threads
-        // wait here.
+        // SAFETY: before the first engine of the process, whose background thread is the only one that reads
+        // it; the tests' own threads wait here.
         ONCE.call_once(|| unsafe { std::env::set_var("ADVERB_LOCAL", "auto") });
     }
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1")

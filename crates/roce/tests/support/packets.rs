@@ -1,4 +1,5 @@
-//! Packets made by hand, and a plain UDP socket that sends them. Where a queue pair hears, it asks as another process would.
+//! Packets made by hand, and a plain UDP socket that sends them. Where a queue pair hears, it asks as another
+//! process would.
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use adverb_core::conformance::Site;

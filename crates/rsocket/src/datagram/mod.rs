@@ -1,4 +1,5 @@
-//! Datagram sockets: UD queue pairs, and a UDP socket at the same address by which the two sides find each other's.
+//! Datagram sockets: UD queue pairs, and a UDP socket at the same address by which the two sides find each
+//! other's.
 
 mod introduce;
 mod pair;
@@ -62,7 +63,8 @@ fn udp<T>(result: std::io::Result<T>) -> Result<T> {
 }
 
 impl Datagram {
-    /// A new socket. ENOTSUP if no device has datagrams: said here, it lets a program take an ordinary socket instead.
+    /// A new socket. ENOTSUP if no device has datagrams: said here, it lets a program take an ordinary socket
+    /// instead.
     pub(crate) fn new(domain: i32, flags: i32) -> Result<Arc<Self>> {
         let carries =
             |device: &Arc<Device>| device.transport().attributes().transport != TransportType::Iwarp;

@@ -1,4 +1,5 @@
-//! The queue pairs of a datagram socket, one for each address of this host that it uses, and the peers that it knows.
+//! The queue pairs of a datagram socket, one for each address of this host that it uses, and the peers that
+//! it knows.
 
 use super::peers::Peer;
 use super::{Datagram, DatagramState};
@@ -94,7 +95,8 @@ pub(super) enum ArrivedDatagram {
 }
 
 impl Datagram {
-    /// What is known of the peer at `address`, with which there is something to do; makes the queue pair that reaches it.
+    /// What is known of the peer at `address`, with which there is something to do; makes the queue pair that
+    /// reaches it.
     pub(super) fn peer<'a>(&self, inner: &'a mut DatagramState, address: SocketAddr) -> Result<&'a mut Peer> {
         if inner.peers.get(&address).is_none() {
             let mut bound = self.local_address()?;

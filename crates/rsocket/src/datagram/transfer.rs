@@ -18,8 +18,8 @@ impl Datagram {
     /// Sends one datagram, to `to` or the chosen peer: its bytes.
     ///
     /// # Errors
-    /// EDESTADDRREQ without a peer; EMSGSIZE for more than a packet takes; EAGAIN; EFAULT; EINTR; without datagrams on the device,
-    /// EOPNOTSUPP.
+    /// EDESTADDRREQ without a peer; EMSGSIZE for more than a packet takes; EAGAIN; EFAULT; EINTR; without
+    /// datagrams on the device, EOPNOTSUPP.
     pub fn send(&self, data: &mut Vector<'_>, flags: i32, to: Option<SocketAddr>) -> Result<usize> {
         let peer = match to {
             Some(peer) => peer,
@@ -31,7 +31,8 @@ impl Datagram {
             let mut inner = self.lock();
             self.start(&mut inner)?;
             if self.peer(&mut inner, peer)?.found.is_none() {
-                // The background thread may not have had a processor since the peer's answer came. Until somebody takes the answer, all datagrams go by UDP.
+                // The background thread may not have had a processor since the peer's answer came. Until
+                // somebody takes the answer, all datagrams go by UDP.
                 self.take_introductions(&mut inner);
             }
             let known = self.peer(&mut inner, peer)?;
@@ -58,7 +59,8 @@ impl Datagram {
         Ok(length)
     }
 
-    /// Receives one datagram: how many of its bytes, as many as there is room for, and who sent it. MSG_PEEK leaves it there.
+    /// Receives one datagram: how many of its bytes, as many as there is room for, and who sent it. MSG_PEEK
+    /// leaves it there.
     ///
     /// # Errors
     /// EINVAL before the socket has an address; EAGAIN; EFAULT; EINTR.

@@ -16,7 +16,8 @@ enum Ending {
 }
 
 impl Stream {
-    /// Ends a direction, or both: the peer is told. Waits until everything has left, even on a socket that does not block.
+    /// Ends a direction, or both: the peer is told. Waits until everything has left, even on a socket that
+    /// does not block.
     ///
     /// # Errors
     /// EINVAL for a direction that there is not; ENOTCONN.

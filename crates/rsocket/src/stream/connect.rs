@@ -13,11 +13,12 @@ use std::time::Duration;
 const STEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Stream {
-    /// Connects. On a socket that does not block: EINPROGRESS, and the outcome is found by poll. Connected already: no effect.
+    /// Connects. On a socket that does not block: EINPROGRESS, and the outcome is found by poll. Connected
+    /// already: no effect.
     ///
     /// # Errors
-    /// ECONNREFUSED, ETIMEDOUT, ENETUNREACH and others for the connection; ENOTCONN after an earlier failure; ENOTSUP if the peer is no
-    /// rsocket; EINVAL on a socket that listens.
+    /// ECONNREFUSED, ETIMEDOUT, ENETUNREACH and others for the connection; ENOTCONN after an earlier failure;
+    /// ENOTSUP if the peer is no rsocket; EINVAL on a socket that listens.
     pub fn connect(&self, peer: SocketAddr) -> Result<()> {
         {
             let _whole = CancellationGuard::new();

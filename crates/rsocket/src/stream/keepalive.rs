@@ -1,4 +1,5 @@
-//! Asking a silent peer whether it lives (SO_KEEPALIVE): an empty write, which the connection of a dead peer does not survive.
+//! Asking a silent peer whether it lives (SO_KEEPALIVE): an empty write, which the connection of a dead peer
+//! does not survive.
 
 use super::{Phase, Stream};
 use adverb_core::engine::engine;

@@ -81,7 +81,8 @@ impl StreamLink {
             max_inline_data: u32::from(options.inline).clamp(TARGET_LENGTH as u32, limits.max_inline_data),
         };
         let queue_pair = queue_pair(&domain, &queue, capabilities, Service::Rc)?;
-        // Before a connection begins: iWARP within a host sends no messages beside the sockets on which threads sleep.
+        // Before a connection begins: iWARP within a host sends no messages beside the sockets on which
+        // threads sleep.
         queue.serve();
         identifier.attach_queue_pair(&queue_pair)?;
         let inbound = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -94,7 +95,8 @@ impl StreamLink {
         let link = Self {
             stream: proto::Stream::new(settings),
             inline: options.inline.into(),
-            // SAFETY: the ring of the stream lends bytes to a request and takes them back when it is complete.
+            // SAFETY: the ring of the stream lends bytes to a request and takes them back when it is
+            // complete.
             send: unsafe { Pages::immutable(&domain, settings.send_buffer)? },
             receive: Pages::new(&domain, settings.receive_buffer, inbound)?,
             table: Pages::new(&domain, table, inbound)?,

@@ -21,12 +21,12 @@ pub(super) struct MappedRegion {
 }
 
 impl Stream {
-    /// Maps `length` bytes at `address`: with PROT_WRITE for the peer, under `offset`, or for -1 under the address. The offset. The peer knows
-    /// of it when it receives what is sent after this.
+    /// Maps `length` bytes at `address`: with PROT_WRITE for the peer, under `offset`, or for -1 under the
+    /// address. The offset. The peer knows of it when it receives what is sent after this.
     ///
     /// # Errors
-    /// EINVAL before the socket is connected, and for other protections; ENOMEM if the peer's table is full; as
-    /// [`MemoryRegion::register`].
+    /// EINVAL before the socket is connected, and for other protections; ENOMEM if the peer's table is full;
+    /// as [`MemoryRegion::register`].
     ///
     /// # Safety
     /// The program gave the memory to be written by the peer until it is unmapped or the socket is closed.
@@ -70,7 +70,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes to what the peer has mapped under `offset` and what follows: how many bytes. Fewer if the mappings end.
+    /// Writes to what the peer has mapped under `offset` and what follows: how many bytes. Fewer if the
+    /// mappings end.
     ///
     /// # Errors
     /// As [`Stream::send`].

@@ -7,7 +7,8 @@ use adverb_core::request::{Data, Sge};
 use adverb_proto::rsocket::Offer;
 
 impl Stream {
-    /// Sends bytes: how many of them. A socket that does not block, or with MSG_DONTWAIT, sends what the peer has room for.
+    /// Sends bytes: how many of them. A socket that does not block, or with MSG_DONTWAIT, sends what the peer
+    /// has room for.
     ///
     /// # Errors
     /// EAGAIN; ECONNRESET if nothing can be sent any more; ENOTCONN; EFAULT; EINTR.
@@ -42,7 +43,8 @@ impl Stream {
         }
     }
 
-    /// Receives bytes: how many. 0 when nothing more comes. MSG_PEEK leaves them there; MSG_WAITALL waits for all.
+    /// Receives bytes: how many. 0 when nothing more comes. MSG_PEEK leaves them there; MSG_WAITALL waits for
+    /// all.
     ///
     /// # Errors
     /// EAGAIN; ENOTCONN; EFAULT; EINTR.

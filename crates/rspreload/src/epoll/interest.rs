@@ -58,7 +58,8 @@ impl Interest {
         news
     }
 
-    /// The program has done what may change `events`: they are news when they are seen again. Whether that makes a difference.
+    /// The program has done what may change `events`: they are news when they are seen again. Whether that
+    /// makes a difference.
     pub(super) fn touched(&mut self, events: u32) -> bool {
         let before = self.told;
         // After the end, there may still be something to take.

@@ -1,9 +1,10 @@
 //! epoll(7) with rsockets.
 //!
-//! Every set that the program makes is known here, and has a list of its rsockets. As long as that is empty, the kernel waits alone; else librdmacm
-//! does, for the rsockets and for the kernel's set together. Edges are found by what the program does: what it has been told is news again after
-//! it has received or sent, so now and then it is told once too often, never too seldom. A set with rsockets may not be
-//! waited for by poll or another set.
+//! Every set that the program makes is known here, and has a list of its rsockets. As long as that is empty,
+//! the kernel waits alone; else librdmacm does, for the rsockets and for the kernel's set together. Edges are
+//! found by what the program does: what it has been told is news again after it has received or sent, so now
+//! and then it is told once too often, never too seldom. A set with rsockets may not be waited for by poll or
+//! another set.
 
 mod interest;
 mod set;

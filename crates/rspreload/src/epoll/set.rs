@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard};
 
-/// A set. A thread that sleeps for it sleeps for what was in it then, so a change wakes it, by a descriptor in the kernel's set.
+/// A set. A thread that sleeps for it sleeps for what was in it then, so a change wakes it, by a descriptor
+/// in the kernel's set.
 #[derive(Default)]
 pub(super) struct Set(Mutex<State>);
 
@@ -121,7 +122,8 @@ impl State {
         }
     }
 
-    /// An rsocket's descriptor becomes an ordinary one: what the program has said of it holds for the kernel's set.
+    /// An rsocket's descriptor becomes an ordinary one: what the program has said of it holds for the
+    /// kernel's set.
     pub(super) fn hand_over(&mut self, set: c_int, fd: c_int, generation: u32) {
         let Some(interest) = self.interests.get(&fd).filter(|known| known.generation == generation) else {
             return;
@@ -159,8 +161,8 @@ impl State {
         }
     }
 
-    /// A thread has found something, for rsockets and at the end of the list for the kernel's set: what it is told, as much as there is room
-    /// for. Next time the others come first.
+    /// A thread has found something, for rsockets and at the end of the list for the kernel's set: what it is
+    /// told, as much as there is room for. Next time the others come first.
     pub(super) fn collect(
         &mut self,
         set: c_int,

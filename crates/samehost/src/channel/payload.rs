@@ -9,7 +9,8 @@ pub const SHORT: usize = 128;
 /// Room for the first words of a record, which are copied out before they are judged.
 pub type Words = [u64; SHORT / 8];
 
-/// Copies out the first words of a record, and finds the payload behind them, which stays where it is: it is copied once, to its place. `None` if the record is shorter.
+/// Copies out the first words of a record, and finds the payload behind them, which stays where it is: it is
+/// copied once, to its place. `None` if the record is shorter.
 #[inline(always)]
 pub fn take_apart<'a, const FIRST: usize>(record: &'a Record<'_>) -> Option<([u64; FIRST], Source<'a>)> {
     let length = record.len().checked_sub(FIRST * 8)?;

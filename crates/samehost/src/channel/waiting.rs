@@ -1,4 +1,5 @@
-//! Which senders wait for room in a channel, and for how long; and the look at records that wait for a program.
+//! Which senders wait for room in a channel, and for how long; and the look at records that wait for a
+//! program.
 
 use super::{Channel, Sender, Traffic};
 use crate::lock;
@@ -51,8 +52,9 @@ impl<T: Traffic> Channel<T> {
         waits
     }
 
-    /// A sender waits for room, but not for long: after `ROOM_TIMEOUT` the channel is [stuck](Self::is_stuck), and all that wait are told. False: there is
-    /// room now, and the sender does not wait.
+    /// A sender waits for room, but not for long: after `ROOM_TIMEOUT` the channel is
+    /// [stuck](Self::is_stuck), and all that wait are told. False: there is room now, and the sender does not
+    /// wait.
     pub fn wait_briefly(&self, sender: &T::Sender) -> bool {
         let waits = self.wait(sender);
         if waits && !self.is_timed.swap(true, Ordering::SeqCst) {
@@ -72,7 +74,8 @@ impl<T: Traffic> Channel<T> {
         }
     }
 
-    /// Has the background thread look later at records that it could not take in. False if no timer can be had.
+    /// Has the background thread look later at records that it could not take in. False if no timer can be
+    /// had.
     pub(super) fn look_later(&self) -> bool {
         let Some(this) = self.this.upgrade() else { return false };
         self.traffic.engine().is_ok_and(|engine| engine.reactor.set_timer(LOOK, Arc::new(Look(this))).is_ok())

@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One that is stopped would not answer by the
-/// network either.
+/// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One
+/// that is stopped would not answer by the network either.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
@@ -83,7 +83,8 @@ impl<S: Side> Initiator<S> {
     }
 
     fn say_offer(&self, memory: &OwnedFd) -> io::Result<()> {
-        // Held, so that the descriptors stay open: the background thread drops them when the other process has gone.
+        // Held, so that the descriptors stay open: the background thread drops them when the other process
+        // has gone.
         let stage = lock(&self.stage);
         let Stage::Offered((_, ours, theirs)) = &*stage else {
             return Err(io::ErrorKind::NotConnected.into());
@@ -180,8 +181,8 @@ impl<S: Side> Source for Initiator<S> {
         self.side.hub().hung_up(&self.side, &self.connection);
     }
 
-    /// The other process has not answered, or its own offer was to come first. An accepted offer of that process is decided when it is confirmed. An answer
-    /// that is looked at has its own limit.
+    /// The other process has not answered, or its own offer was to come first. An accepted offer of that
+    /// process is decided when it is confirmed. An answer that is looked at has its own limit.
     fn timeout(self: Arc<Self>) {
         let mut stage = lock(&self.stage);
         if matches!(*stage, Stage::Looking(_)) {

@@ -11,7 +11,8 @@ pub(super) enum What {
     Confirm = 3,
     OfferCrossed = 4,
     Refuse = 5,
-    /// Descriptors come with it: of the table of keys, and, if some of it can be mapped, of the memory that they open.
+    /// Descriptors come with it: of the table of keys, and, if some of it can be mapped, of the memory that
+    /// they open.
     Memory = 6,
 }
 
@@ -24,8 +25,8 @@ pub(super) struct Message {
     /// Where the sender has its [`Probe`], and the word by which that is recognized.
     pub(super) address: u64,
     pub(super) mark: u64,
-    /// What the sender has read in the receiver's probe, behind that word; 0: nothing. In a message about memory, where the sender has its gate
-    /// ([`adverb_core::memory::process::gate`]).
+    /// What the sender has read in the receiver's probe, behind that word; 0: nothing. In a message about
+    /// memory, where the sender has its gate ([`adverb_core::memory::process::gate`]).
     pub(super) proof: u64,
 }
 

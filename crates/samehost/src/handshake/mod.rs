@@ -8,9 +8,9 @@
 //!
 //! The socket stays open: it hangs up when a process ends. An initiator that hears nothing for a while goes
 //! by the network, and closes the socket, from which the other learns it. A process that has accepted waits
-//! for the other's answer, or for its end, or until the other has had twenty seconds ([`unconfirmed`]); then it
-//! hangs up. So both always decide alike, and once for all of their connections, since each knows the other
-//! by the number that the kernel gives.
+//! for the other's answer, or for its end, or until the other has had twenty seconds ([`unconfirmed`]); then
+//! it hangs up. So both always decide alike, and once for all of their connections, since each knows the
+//! other by the number that the kernel gives.
 
 mod initiator;
 mod message;

@@ -9,7 +9,8 @@ use adverb_core::seqpacket::Connection;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Half of the time for a confirmation. An initiator looks at a probe first, which takes five seconds at most, and may get no processor for a while.
+/// Half of the time for a confirmation. An initiator looks at a probe first, which takes five seconds at
+/// most, and may get no processor for a while.
 const HALF_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(10) };
 
 /// How much of its time an offer has had.
@@ -17,7 +18,8 @@ const HALF_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(10) } else 
 pub(super) enum TimePassed {
     /// The offer is confirmed, or void.
     Needless,
-    /// Half of the time. This process may have been stopped all the time: it takes in first what has come meanwhile.
+    /// Half of the time. This process may have been stopped all the time: it takes in first what has come
+    /// meanwhile.
     Half,
     /// The whole time. The offer is void, and was of this process.
     All { process: libc::pid_t },

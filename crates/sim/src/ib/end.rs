@@ -1,5 +1,5 @@
-//! A queue pair over memory that is a few vectors: everything that a driver does around requester and responder, without
-//! sockets, clocks and threads.
+//! A queue pair over memory that is a few vectors: everything that a driver does around requester and
+//! responder, without sockets, clocks and threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -307,7 +307,8 @@ pub(crate) struct End {
     pub(crate) number: u32,
     /// Whether the other end is a process of this host, with a channel in shared memory.
     pub(crate) is_near: bool,
-    /// How far the ticks of the coarse clock are late by which a near end works. None if it works by the exact one.
+    /// How far the ticks of the coarse clock are late by which a near end works. None if it works by the
+    /// exact one.
     pub(crate) tick_lag: Option<Duration>,
     pub(crate) window: Window,
     /// Whether the window limits what is in flight.
@@ -369,7 +370,8 @@ impl End {
         }
     }
 
-    /// The time by which the end sends and receives: that of the system's coarse clock within a host. It is a tick late, or early where ticks are late.
+    /// The time by which the end sends and receives: that of the system's coarse clock within a host. It is a
+    /// tick late, or early where ticks are late.
     fn working_time(&self, now: Duration) -> Duration {
         let Some(lag) = self.tick_lag.filter(|_| self.is_near) else { return now };
         let ticks = now.as_nanos() / TICK.as_nanos() + 1;
@@ -531,7 +533,8 @@ impl End {
         self.window.learn(&feedback, now);
     }
 
-    /// Takes in a Send without headers, if it comes next and there is a receive with room for it. False: it is to be taken in as a packet.
+    /// Takes in a Send without headers, if it comes next and there is a receive with room for it. False: it
+    /// is to be taken in as a packet.
     fn receive_straight(&mut self, straight: &Straight) -> bool {
         let length = straight.data.len() as u32;
         if !self.held.is_empty() || !self.responder.is_clear_for(straight.number, length) {

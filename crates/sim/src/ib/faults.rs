@@ -28,7 +28,8 @@ pub(crate) struct Outage {
     pub(crate) from: [bool; 2],
 }
 
-/// A time in which the path of both ends carries only short packets, as behind a tunnel. Nobody tells the ends.
+/// A time in which the path of both ends carries only short packets, as behind a tunnel. Nobody tells the
+/// ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Narrowing {
     pub(crate) span: Span,
@@ -77,9 +78,11 @@ pub(crate) struct Nearness {
     pub(crate) loses: bool,
     /// The most nanoseconds that a record waits in the channel until its receiver looks.
     pub(crate) wait: usize,
-    /// How far ticks are late at both ends, whose clock is the coarse one of the system. None for the exact clock.
+    /// How far ticks are late at both ends, whose clock is the coarse one of the system. None for the exact
+    /// clock.
     pub(crate) tick_lag: Option<Duration>,
-    /// The longest read whose bytes the responder takes when it arrives. Others read when the answer leaves, and nothing that changes memory is sent behind them.
+    /// The longest read whose bytes the responder takes when it arrives. Others read when the answer leaves,
+    /// and nothing that changes memory is sent behind them.
     pub(crate) longest_kept: Option<u32>,
 }
 
@@ -131,7 +134,8 @@ impl Faults {
         [self.repeat, self.delay, self.late] == [0; 3]
     }
 
-    /// Whether the peer of an end may seem to be gone for as long as a request is repeated whose longest packet has up to so many bytes.
+    /// Whether the peer of an end may seem to be gone for as long as a request is repeated whose longest
+    /// packet has up to so many bytes.
     pub(crate) fn may_silence(&self, side: usize, longest: usize) -> bool {
         // An end that cannot send has nothing to wait for, and late timers give up later.
         let hears_less = |starvation: &Starvation| match starvation.of {

@@ -1,4 +1,5 @@
-//! Many pairs of queue pairs between two hosts. They share the congestion window of each host towards the other, and the buffers of both.
+//! Many pairs of queue pairs between two hosts. They share the congestion window of each host towards the
+//! other, and the buffers of both.
 
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
-//! Two queue pairs and a network that loses, repeats, reorders, damages and delays packets; and their programs, which do random work of every kind.
+//! Two queue pairs and a network that loses, repeats, reorders, damages and delays packets; and their
+//! programs, which do random work of every kind.
 //!
-//! Every byte is checked: each request completes exactly once and in order, and each atomic is executed exactly once.
+//! Every byte is checked: each request completes exactly once and in order, and each atomic is executed
+//! exactly once.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -37,7 +39,8 @@ enum Way {
     Channel,
 }
 
-/// A parcel on its way: when it arrives, a number that keeps those of one moment in order, to which end, which way, and the parcel.
+/// A parcel on its way: when it arrives, a number that keeps those of one moment in order, to which end,
+/// which way, and the parcel.
 type Flight = Reverse<(Duration, u64, usize, Way, Parcel)>;
 
 pub(crate) struct QueuePairs {
@@ -53,7 +56,8 @@ pub(crate) struct QueuePairs {
     pub(crate) refused: Option<(usize, usize)>,
     /// Whether most requests are short Sends.
     pub(crate) talks: bool,
-    /// The most microseconds between posts, if requests are posted little by little; and those that are to come.
+    /// The most microseconds between posts, if requests are posted little by little; and those that are to
+    /// come.
     pub(crate) pace: Option<usize>,
     pub(super) works: [VecDeque<SendWork>; 2],
     work_at: Duration,
@@ -62,7 +66,8 @@ pub(crate) struct QueuePairs {
     /// The operations of the requests of each end.
     pub(crate) operations: [Vec<Operation>; 2],
     post_at: Duration,
-    /// Packets that fit the buffer of a receiver, which takes one in a microsecond; and when that of each end is empty.
+    /// Packets that fit the buffer of a receiver, which takes one in a microsecond; and when that of each end
+    /// is empty.
     pub(crate) buffer: Option<u32>,
     pub(super) busy_until: [Duration; 2],
     /// When each end has taken all records out of the channel.
@@ -159,7 +164,8 @@ impl QueuePairs {
 
     /// Whether no packet overtakes another one, or comes twice.
     pub(super) fn keeps_order(&self) -> bool {
-        // A packet that is on its way for longer than the two ends are near comes behind all that went by the channel.
+        // A packet that is on its way for longer than the two ends are near comes behind all that went by the
+        // channel.
         let in_buffer = self.buffer.map_or(Duration::ZERO, |room| Duration::from_micros(u64::from(room) + 1));
         let longest_way = LATENCY + in_buffer;
         let is_overtaken =
@@ -347,7 +353,8 @@ impl QueuePairs {
         self.faults.other_mtu.unwrap_or_default().max(self.options.mtu)
     }
 
-    /// Whether a message of this length can be carried out. If the path MTUs differ, it must be a packet of both ends.
+    /// Whether a message of this length can be carried out. If the path MTUs differ, it must be a packet of
+    /// both ends.
     pub(crate) fn fits_both(&self, length: u32) -> bool {
         self.shorter_mtu().is_none_or(|shorter| length <= shorter)
     }
@@ -364,7 +371,8 @@ impl QueuePairs {
 
     /// Runs until nothing happens any more, with a check after every step.
     pub(crate) fn run_with(&mut self, random: &mut Random, mut check: impl FnMut(&mut QueuePairs)) {
-        // With a loss of a few percent a packet needs a few attempts; the bound only makes a livelock a failure.
+        // With a loss of a few percent a packet needs a few attempts; the bound only makes a livelock a
+        // failure.
         for _ in 0..200_000 {
             if !self.step(random) {
                 return;

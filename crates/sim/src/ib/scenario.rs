@@ -162,7 +162,8 @@ impl Scenario {
         let refused = self.refused.filter(|_| number == 0);
         let may_be_refused = refused.is_some() || self.faults.other_mtu.is_some();
         if may_be_refused && options.timeout == 0 {
-            // The end that has refused a request does not answer any more, and without a timeout its peer would ask for ever.
+            // The end that has refused a request does not answer any more, and without a timeout its peer
+            // would ask for ever.
             options.timeout = 12;
         }
         let mut pair = QueuePairs::new(options, self.faults.clone(), random);
@@ -224,7 +225,8 @@ impl Scenario {
     }
 }
 
-/// Runs a reliable connection whose ends have so many requests each, with a check after every step and at the end.
+/// Runs a reliable connection whose ends have so many requests each, with a check after every step and at the
+/// end.
 pub(super) fn run_reliable(
     pair: &mut QueuePairs,
     expected: &[Expectations; 2],
@@ -235,7 +237,8 @@ pub(super) fn run_reliable(
     judge_pair(pair, expected, requests);
 }
 
-/// Runs an unreliable connection whose ends have so many requests each, and checks that whole messages come in order, or nothing of them.
+/// Runs an unreliable connection whose ends have so many requests each, and checks that whole messages come
+/// in order, or nothing of them.
 pub(super) fn run_unreliable(
     pair: &mut QueuePairs,
     expected: &[Expectations; 2],
@@ -278,7 +281,8 @@ fn judge_unreliable(pair: &QueuePairs, side: usize, requests: usize, expected: &
             assert!(peer.regions[&WRITABLE].bytes[start..end] == expected.writable[start..end]);
         }
     }
-    // The messages that came are some of those that were sent, in the order of sending. A repeated message of one packet counts as another one.
+    // The messages that came are some of those that were sent, in the order of sending. A repeated message of
+    // one packet counts as another one.
     let delivered = &peer.deliveries;
     if pair.faults.lets_all_through() && pair.buffer.is_none() {
         assert!(*delivered == expected.deliveries, "all delivered");
@@ -296,9 +300,11 @@ fn judge_unreliable(pair: &QueuePairs, side: usize, requests: usize, expected: &
     );
 }
 
-// IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
-/// Checks how the requests of a reliable end have ended: well, or well up to one that was refused, or one for which the network was down for too long.
-/// The peer is as after one of the requests that may have been carried out.
+// IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33,
+// IB-RC-RSP-39
+/// Checks how the requests of a reliable end have ended: well, or well up to one that was refused, or one for
+/// which the network was down for too long. The peer is as after one of the requests that may have been
+/// carried out.
 fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectations) {
     let (end, peer) = (&pair.ends[side], &pair.ends[1 - side].program);
     let completions = &end.program.completions;
@@ -326,7 +332,8 @@ fn judge(pair: &QueuePairs, side: usize, requests: usize, expected: &Expectation
             let is_cut = pair.faults.may_silence(side, longest);
             // A responder that has refused a request does not answer any more.
             let is_gone = pair.ends[1 - side].responder.has_failed();
-            // Without a window, a sender repeats more than the receiver's buffer takes, and each packet that finds the buffer full counts as a retry.
+            // Without a window, a sender repeats more than the receiver's buffer takes, and each packet that
+            // finds the buffer full counts as a retry.
             let is_flooded = pair.overrun > usize::from(pair.options.retry_count) && !end.has_window;
             assert!(
                 is_cut || is_gone || is_flooded,

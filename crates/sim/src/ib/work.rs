@@ -129,7 +129,8 @@ pub(crate) fn load(pair: &mut QueuePairs, side: usize, count: usize, random: &mu
             5 | 6 => {
                 // Either something that never changes, or what a request before has just written.
                 let written = expected.writable.len();
-                // By different path MTUs, the numbers behind a longer read would mean different requests to both ends.
+                // By different path MTUs, the numbers behind a longer read would mean different requests to
+                // both ends.
                 let len = len.min(pair.shorter_mtu().map_or(len, |shorter| shorter as usize));
                 data = vec![0; len];
                 // Behind a repetition it may read what later requests have left.

@@ -1,5 +1,5 @@
-//! An endpoint of an iWARP connection over memory that is a few vectors: everything that a driver does around the state
-//! machines, without sockets, clocks and threads.
+//! An endpoint of an iWARP connection over memory that is a few vectors: everything that a driver does around
+//! the state machines, without sockets, clocks and threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Two endpoints and a wire between them: random work of every kind, in pieces of random size, with every byte checked;
-//! then the same with damage.
+//! Two endpoints and a wire between them: random work of every kind, in pieces of random size, with every
+//! byte checked; then the same with damage.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -221,8 +221,8 @@ fn prepared(random: &mut Random) -> (Pair, [Expectations; 2]) {
     (pair, expected)
 }
 
-/// Any responder with a program that wants to send first would wait for ever without an indication: the initiator's
-/// program sends something.
+/// Any responder with a program that wants to send first would wait for ever without an indication: the
+/// initiator's program sends something.
 fn first_message(pair: &mut Pair, expected: &mut [Expectations; 2]) {
     if pair.parameters[0].rtr.is_none() {
         pair.ends[0].work.push_back(Work::Send { payload: vec![1], invalidate: None, solicited: false });
@@ -233,10 +233,11 @@ fn first_message(pair: &mut Pair, expected: &mut [Expectations; 2]) {
 }
 
 // RFC5041-5.3-1, RFC5041-5.3-2, RFC5041-4.1-4, RFC5041-5.4-1, RFC5041-5.2-4, RFC5041-3-3, RFC5040-5.5-1,
-// RFC5040-5.5-4, RFC5040-5.3-3, RFC5040-5.3-4, RFC5040-5.2.1-4, RFC5040-5.2.1-7, RFC5040-5.2.2-4, RFC7306-5.2.1-6,
-// RFC7306-5.2.1-7, RFC7306-5.2.1-8, RFC7306-5.2.2-6, RFC7306-6.3-3, RFC7306-6.3-5, RFC5044-4.4-3, RFC5044-7.1.2-8,
-// RFC6581-9.2-5, RFC5040-6.1-1
-/// Random work in both directions, in pieces of random size, with every byte checked. Returns the steps that it took.
+// RFC5040-5.5-4, RFC5040-5.3-3, RFC5040-5.3-4, RFC5040-5.2.1-4, RFC5040-5.2.1-7, RFC5040-5.2.2-4,
+// RFC7306-5.2.1-6, RFC7306-5.2.1-7, RFC7306-5.2.1-8, RFC7306-5.2.2-6, RFC7306-6.3-3, RFC7306-6.3-5,
+// RFC5044-4.4-3, RFC5044-7.1.2-8, RFC6581-9.2-5, RFC5040-6.1-1
+/// Random work in both directions, in pieces of random size, with every byte checked. Returns the steps that
+/// it took.
 pub(crate) fn work(seed: u64) -> u64 {
     let mut random = Random(seed);
     let (mut pair, mut expected) = prepared(&mut random);
@@ -278,8 +279,8 @@ pub(crate) fn work(seed: u64) -> u64 {
     pair.steps
 }
 
-/// Random work, while a byte of the wire is changed. With CRCs the receiver notices before any byte of that FPDU is placed; without, it
-/// may not, but nothing is touched that the peer has no right to.
+/// Random work, while a byte of the wire is changed. With CRCs the receiver notices before any byte of that
+/// FPDU is placed; without, it may not, but nothing is touched that the peer has no right to.
 pub(crate) fn damage(seed: u64) -> u64 {
     let mut random = Random(seed);
     let (mut pair, mut expected) = prepared(&mut random);

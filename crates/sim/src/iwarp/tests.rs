@@ -39,7 +39,8 @@ fn simple(random: &mut Random) -> Pair {
     pair
 }
 
-/// Does one thing that the peer refuses; returns the Terminate as the culprit sees it. The peer's memory is unchanged.
+/// Does one thing that the peer refuses; returns the Terminate as the culprit sees it. The peer's memory is
+/// unchanged.
 fn refused(work: impl IntoIterator<Item = Work>, receives: &[usize]) -> Terminate {
     let mut random = Random(7);
     let mut pair = simple(&mut random);

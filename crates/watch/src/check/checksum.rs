@@ -1,7 +1,8 @@
 //! Checksums of the bytes of requests.
 //!
-//! Of each 16 bytes, one half is multiplied by the other, with what came before: the product of 128 bits is folded to 64. Eight products are under way at a
-//! time, so a block of 128 bytes takes little longer than one product. Nobody chooses bytes so that two sums are the same: a program changes them by mistake.
+//! Of each 16 bytes, one half is multiplied by the other, with what came before: the product of 128 bits is
+//! folded to 64. Eight products are under way at a time, so a block of 128 bytes takes little longer than one
+//! product. Nobody chooses bytes so that two sums are the same: a program changes them by mistake.
 
 /// Bytes for which all lanes have one product each.
 const BLOCK: usize = 128;

@@ -34,7 +34,8 @@ thread_local! {
 }
 
 impl Check {
-    /// Completions of a queue were handed out. `is_injected`: `--fault` has changed one of them, so their errors are no mistakes of the program.
+    /// Completions of a queue were handed out. `is_injected`: `--fault` has changed one of them, so their
+    /// errors are no mistakes of the program.
     ///
     /// # Safety
     /// The queue lives.
@@ -136,7 +137,8 @@ impl Check {
         }
     }
 
-    /// Whether somebody else than the program may have changed the bytes of a request: a peer, or a receive or Read that has brought bytes.
+    /// Whether somebody else than the program may have changed the bytes of a request: a peer, or a receive
+    /// or Read that has brought bytes.
     fn others_may_write(&self, request: &Request, whose: &Whose) -> bool {
         let places = memory::places_to_read(whose.keys(), whose.domain, &request.elements);
         let (arrived, may_be_written, pairs) = self.with(|state| {
@@ -177,7 +179,8 @@ impl Whose<'_> {
     }
 }
 
-/// Lets a completion queue say the room that was asked for: a program may rely on the room that it reads there (`cqe`), and the engine's is larger.
+/// Lets a completion queue say the room that was asked for: a program may rely on the room that it reads
+/// there (`cqe`), and the engine's is larger.
 ///
 /// # Safety
 /// It lives.
@@ -211,7 +214,8 @@ impl State {
         Some(Finding::of_object(Kind::CompletionQueueOverrun, object, text).at("made at", object.made))
     }
 
-    /// The completion of a send was polled. The requests that it frees go to the end of `freed`. The protection domain of its queue pair, if that is known.
+    /// The completion of a send was polled. The requests that it frees go to the end of `freed`. The
+    /// protection domain of its queue pair, if that is known.
     fn complete_send(&mut self, completed: &PolledCompletion, freed: &mut Vec<Request>) -> Option<u32> {
         let is_error = completed.status != IBV_WC_SUCCESS;
         let (_, pair) = self.flight.by_number(completed.queue_pair)?;
@@ -230,7 +234,8 @@ impl Objects {
     /// The numbers of all queue pairs.
     fn pairs(&self) -> Vec<u32> {
         let pairs = self.all(Thing::QueuePair);
-        // SAFETY: live objects; or they are just being destroyed, and the memory of objects stays for a while.
+        // SAFETY: live objects; or they are just being destroyed, and the memory of objects stays for a
+        // while.
         pairs.map(|pointer| unsafe { (&raw const (*(pointer as *const ibv_qp)).qp_num).read() }).collect()
     }
 }

@@ -22,7 +22,8 @@ unsafe fn read<T: Copy>(address: usize) -> Option<T> {
 /// The object lives, and the arguments are right for the call.
 pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, arguments: &Arguments) -> New {
     let (mut uses, mut number) = (Vec::new(), 0);
-    // SAFETY: the caller's promise: every object of verbs begins with its context, but for contexts and flows.
+    // SAFETY: the caller's promise: every object of verbs begins with its context, but for contexts and
+    // flows.
     let mut context = unsafe { read::<usize>(pointer) }.unwrap_or(0);
     let address = || format!("{} {pointer:#x}", thing.name());
     // SAFETY: the caller's promise, for all that is read.
@@ -175,7 +176,8 @@ pub(super) unsafe fn pair(pointer: usize) -> New {
     }
 }
 
-/// The objects that an identifier points to: its shared receive queue, queue pair, completion queues and their channels.
+/// The objects that an identifier points to: its shared receive queue, queue pair, completion queues and
+/// their channels.
 ///
 /// # Safety
 /// It lives.

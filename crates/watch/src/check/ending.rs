@@ -45,7 +45,8 @@ impl State {
 }
 
 impl Flight {
-    /// What is in flight at the end: of queue pairs that worked when the program began to end, and that it has not destroyed since.
+    /// What is in flight at the end: of queue pairs that worked when the program began to end, and that it
+    /// has not destroyed since.
     pub(super) fn left(&self) -> Vec<Finding> {
         let mut findings: Vec<_> = self.pairs.values().filter_map(Pair::left_at_exit).collect();
         findings.sort_by_key(|finding| finding.object);

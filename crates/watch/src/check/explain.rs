@@ -119,7 +119,8 @@ fn is_send(request: &Request) -> bool {
     matches!(Opcode::from_number(request.posted.opcode), Some(Send | SendWithImmediate | SendWithInvalidate))
 }
 
-/// What a program does about an access of its peer that was refused: by the key table, or by the queue pair itself.
+/// What a program does about an access of its peer that was refused: by the key table, or by the queue pair
+/// itself.
 pub(super) fn remedy_of(error: Option<AccessError>, rights: Access) -> String {
     match error {
         Some(error) => remedy(error, rights, false),

@@ -1,6 +1,7 @@
 //! Requests in flight: what was posted to each queue, in order, and what a polled completion frees.
 //!
-//! An adapter frees slots of a send queue when a signalled completion is polled: its own slot, and those of all requests before it.
+//! An adapter frees slots of a send queue when a signalled completion is polled: its own slot, and those of
+//! all requests before it.
 
 use super::few::Few;
 use super::map::Map;
@@ -87,15 +88,16 @@ impl Queue {
         !self.is_lost
     }
 
-    /// Nothing is in flight any more: the queue pair was reset. What is known of it from now on is all there is.
+    /// Nothing is in flight any more: the queue pair was reset. What is known of it from now on is all there
+    /// is.
     pub(super) fn clear(&mut self) -> Vec<Request> {
         self.is_lost = false;
         self.is_unordered = self.posting > 1;
         std::mem::take(&mut self.requests).into()
     }
 
-    /// A completion of a send queue was polled. The requests that it frees go to the end of `freed`, and the last one is that of the completion.
-    /// An error is reported of a request that asked for no report, too.
+    /// A completion of a send queue was polled. The requests that it frees go to the end of `freed`, and the
+    /// last one is that of the completion. An error is reported of a request that asked for no report, too.
     pub(super) fn complete_send(&mut self, wr_id: u64, is_error: bool, freed: &mut Vec<Request>) {
         let is_its =
             |request: &Request| request.posted.wr_id == wr_id && (request.posted.is_reported || is_error);
@@ -131,7 +133,8 @@ impl Queue {
 /// Ranges of memory, each of a request: the first byte, the byte behind the last, and the serial.
 type Range = (u64, u64, u64);
 
-/// Ranges by their length, each class twice as long as the one before: those that share a byte with another range are found without a look at all.
+/// Ranges by their length, each class twice as long as the one before: those that share a byte with another
+/// range are found without a look at all.
 #[derive(Debug, Default)]
 struct Ranges {
     classes: BTreeMap<u32, BTreeSet<Range>>,
@@ -173,7 +176,8 @@ impl Ranges {
     }
 }
 
-/// The memory where bytes arrive: of all receives, and of the results of Reads, in flight; and of those that were done last.
+/// The memory where bytes arrive: of all receives, and of the results of Reads, in flight; and of those that
+/// were done last.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     receives: Ranges,

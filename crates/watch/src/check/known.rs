@@ -1,6 +1,8 @@
-//! Places that a thread has come from before: a walk of the stack takes microseconds, and most calls of a program come from few places.
+//! Places that a thread has come from before: a walk of the stack takes microseconds, and most calls of a
+//! program come from few places.
 //!
-//! A place is known by the call and by how deep the stack is. It is the same place if each return address still stands where it stood.
+//! A place is known by the call and by how deep the stack is. It is the same place if each return address
+//! still stands where it stood.
 
 use super::site::{FRAMES, Site};
 use std::cell::RefCell;
@@ -41,7 +43,8 @@ pub(super) struct Walk {
 /// The stack of the calling thread.
 fn stack() -> Range<usize> {
     let (mut start, mut length) = (std::ptr::null_mut(), 0);
-    // SAFETY: the attributes are plain data that the first call fills and the last one ends; all others are live locals.
+    // SAFETY: the attributes are plain data that the first call fills and the last one ends; all others are
+    // live locals.
     unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         if libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes) != 0 {
@@ -58,7 +61,8 @@ impl KnownSite {
     /// Whether the thread has come here by the same way.
     fn is_here(&self, call: usize, depth: usize) -> bool {
         let stands = |(slot, address): (&usize, &usize)| {
-            // SAFETY: it lies on the stack of the calling thread, above what is in use now: `remember` has seen to it.
+            // SAFETY: it lies on the stack of the calling thread, above what is in use now: `remember` has
+            // seen to it.
             unsafe { (*slot as *const usize).read_volatile() == *address }
         };
         (self.call, self.depth) == (call, depth)
@@ -71,8 +75,8 @@ fn index(call: usize, depth: usize) -> usize {
     (call.wrapping_mul(31) ^ depth >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - PLACES.ilog2())
 }
 
-/// The place that the calling thread has come from, if it has been there before. `depth`: an address in the frame of the caller, which is the same
-/// function for all calls of one kind.
+/// The place that the calling thread has come from, if it has been there before. `depth`: an address in the
+/// frame of the caller, which is the same function for all calls of one kind.
 pub(super) fn find(call: usize, depth: usize) -> Option<Site> {
     let look = |all: &RefCell<Option<Places>>| {
         let all = all.try_borrow().ok()?;

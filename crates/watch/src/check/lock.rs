@@ -58,9 +58,11 @@ impl<T> Lock<T> {
         Self { mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER), value: UnsafeCell::new(value) }
     }
 
-    /// Does something with the value. The caller is [`Inside`], so that no handler of a signal comes here meanwhile.
+    /// Does something with the value. The caller is [`Inside`], so that no handler of a signal comes here
+    /// meanwhile.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: initialized, and it lives as long as the process; the value is this thread's while it holds the mutex, and `work` does not come here.
+        // SAFETY: initialized, and it lives as long as the process; the value is this thread's while it holds
+        // the mutex, and `work` does not come here.
         unsafe {
             libc::pthread_mutex_lock(self.mutex.get());
             let result = work(&mut *self.value.get());

@@ -1,4 +1,5 @@
-//! Tables by addresses and numbers that the engine has chosen: nobody can choose them so that they meet in one place.
+//! Tables by addresses and numbers that the engine has chosen: nobody can choose them so that they meet in
+//! one place.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -1,4 +1,5 @@
-//! The bytes of requests: whether they are there, what they are, and where others arrive. They are read as the engine reads them, through their keys.
+//! The bytes of requests: whether they are there, what they are, and where others arrive. They are read as
+//! the engine reads them, through their keys.
 
 use super::checksum::Checksum;
 use super::few::Few;

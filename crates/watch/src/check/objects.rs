@@ -166,7 +166,8 @@ impl Objects {
         })
     }
 
-    /// Whether this address is another object's by now: its memory was given away before the call that destroyed the object of this serial has ended.
+    /// Whether this address is another object's by now: its memory was given away before the call that
+    /// destroyed the object of this serial has ended.
     pub(super) fn is_anothers(&self, pointer: usize, serial: u64) -> bool {
         self.live.get(&pointer).is_some_and(|object| object.serial != serial)
     }
@@ -256,8 +257,8 @@ impl Objects {
         Some(finding.at("destroyed at", gone.site).at("made at", gone.object.made))
     }
 
-    /// The objects that are left: all, or those of an open device that is closed. `failed`: the program has ended with an error, and only those are told
-    /// that kept others from being destroyed.
+    /// The objects that are left: all, or those of an open device that is closed. `failed`: the program has
+    /// ended with an error, and only those are told that kept others from being destroyed.
     pub(super) fn left(&mut self, context: Option<usize>, failed: bool) -> Vec<Finding> {
         let is_meant = |object: &Object| {
             let is_there = |context| object.context == context && object.thing != Thing::Context;
@@ -278,7 +279,8 @@ impl Objects {
                 .at("made at", object.made);
             findings.push((object.serial, finding));
         }
-        // Many that were made in one place are one finding. Another way to the place is another one: a suppression may be about a function on the way.
+        // Many that were made in one place are one finding. Another way to the place is another one: a
+        // suppression may be about a function on the way.
         let mut groups: BTreeMap<(Thing, Site), Vec<&mut Object>> = BTreeMap::new();
         for object in self.live.values_mut().filter(|object| is_meant(object)) {
             let is_managers =

@@ -489,7 +489,8 @@ impl State {
         users
     }
 
-    /// How many of these receives messages have taken, though no completion of them was polled: an adapter uses their memory no more.
+    /// How many of these receives messages have taken, though no completion of them was polled: an adapter
+    /// uses their memory no more.
     fn taken(&self, thing: Thing, pointer: usize, count: usize) -> usize {
         let is_live = self.objects.get(pointer).is_some_and(|object| object.thing == thing && !object.ending);
         if !is_live {

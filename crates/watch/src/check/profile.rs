@@ -1,7 +1,7 @@
 //! What particular adapters and drivers do not offer: profiles, which find where a program relies on more.
 //!
-//! The figures are those of the drivers, which each profile names. Adapters of one driver differ: a profile has the figures of common ones, and the
-//! program's own questions (`ibv_query_device`) stay the better way.
+//! The figures are those of the drivers, which each profile names. Adapters of one driver differ: a profile
+//! has the figures of common ones, and the program's own questions (`ibv_query_device`) stay the better way.
 
 mod calls;
 
@@ -62,9 +62,10 @@ pub(super) struct Profile {
 /// All profiles, in the order of the list that users see.
 pub(super) static PROFILES: &[Profile] = &[MLX5, EFA, RXE, SIW, STRICT];
 
-/// Linux, drivers/infiniband/hw/mlx5/main.c (`mlx5_ib_query_device`): elements are what fits into 512 bytes behind the headers of a Write, and
-/// `MLX5_MAX_SGE_RD`. rdma-core, providers/mlx5/verbs.c (`sq_overhead`, `mlx5_calc_send_wqe`): inline data is what fits into 1024 bytes. The other
-/// figures are the firmware's, as `ibv_devinfo -v` shows them of ConnectX-4 to ConnectX-7.
+/// Linux, drivers/infiniband/hw/mlx5/main.c (`mlx5_ib_query_device`): elements are what fits into 512 bytes
+/// behind the headers of a Write, and `MLX5_MAX_SGE_RD`. rdma-core, providers/mlx5/verbs.c (`sq_overhead`,
+/// `mlx5_calc_send_wqe`): inline data is what fits into 1024 bytes. The other figures are the firmware's, as
+/// `ibv_devinfo -v` shows them of ConnectX-4 to ConnectX-7.
 const MLX5: Profile = Profile {
     name: "mlx5",
     kind: Kind::NotOnMlx5,
@@ -99,8 +100,9 @@ const MLX5: Profile = Profile {
     takes_addresses: true,
 };
 
-/// Linux, drivers/infiniband/hw/efa/efa_io_defs.h (`EFA_IO_TX_DESC_NUM_BUFS`, `_NUM_RDMA_BUFS`, `_INLINE_MAX_SIZE`) and efa_verbs.c
-/// (`efa_qp_validate_attr`, `efa_alloc_mr`). Depths are the device's own: they are not compared.
+/// Linux, drivers/infiniband/hw/efa/efa_io_defs.h (`EFA_IO_TX_DESC_NUM_BUFS`, `_NUM_RDMA_BUFS`,
+/// `_INLINE_MAX_SIZE`) and efa_verbs.c (`efa_qp_validate_attr`, `efa_alloc_mr`). Depths are the device's own:
+/// they are not compared.
 const EFA: Profile = Profile {
     name: "efa",
     kind: Kind::NotOnEfa,
@@ -122,7 +124,8 @@ const EFA: Profile = Profile {
     takes_addresses: true,
 };
 
-/// Linux, drivers/infiniband/sw/rxe/rxe_param.h (`enum rxe_device_param`), rxe_opcode.c (`rxe_wr_opcode_info`) and rxe_verbs.h; of Linux 6.1.
+/// Linux, drivers/infiniband/sw/rxe/rxe_param.h (`enum rxe_device_param`), rxe_opcode.c
+/// (`rxe_wr_opcode_info`) and rxe_verbs.h; of Linux 6.1.
 const RXE: Profile = Profile {
     name: "rxe",
     kind: Kind::NotOnRxe,
@@ -148,8 +151,8 @@ const RXE: Profile = Profile {
     takes_addresses: true,
 };
 
-/// Linux, drivers/infiniband/sw/siw/siw.h (`SIW_MAX_*`, `IWARP_ACCESS_MASK`), include/uapi/rdma/siw-abi.h (`SIW_MAX_SGE`, `SIW_MAX_INLINE`);
-/// rdma-core, providers/siw/siw.c (`map_send_opcode`).
+/// Linux, drivers/infiniband/sw/siw/siw.h (`SIW_MAX_*`, `IWARP_ACCESS_MASK`), include/uapi/rdma/siw-abi.h
+/// (`SIW_MAX_SGE`, `SIW_MAX_INLINE`); rdma-core, providers/siw/siw.c (`map_send_opcode`).
 const SIW: Profile = Profile {
     name: "siw",
     kind: Kind::NotOnSiw,
@@ -286,7 +289,8 @@ impl Profile {
         self.limit("port_num", port.into(), 1)
     }
 
-    /// What adapters of the profile lack for a way to a peer. `knows_kinds`: the program has asked for the kinds of GIDs.
+    /// What adapters of the profile lack for a way to a peer. `knows_kinds`: the program has asked for the
+    /// kinds of GIDs.
     pub(super) fn address(&self, attributes: &ibv_ah_attr, knows_kinds: bool) -> Option<String> {
         let is_first = attributes.is_global != 0 && attributes.grh.sgid_index == 0;
         let owner = if self.is_strict() { "some adapters" } else { self.name };
@@ -295,9 +299,11 @@ impl Profile {
         })
     }
 
-    /// What adapters of the profile lack for a queue pair that the program itself leads to its peer, by an address.
+    /// What adapters of the profile lack for a queue pair that the program itself leads to its peer, by an
+    /// address.
     pub(super) fn connection(&self) -> Option<String> {
-        // Linux, siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP connection alone.
+        // Linux, siw_qp.c, `siw_qp_nextstate_from_idle`: a queue pair of iWARP becomes ready with a TCP
+        // connection alone.
         (!self.takes_addresses).then(|| format!("{}: connect by rdma_cm", self.lacks("an address vector")))
     }
 
@@ -332,12 +338,14 @@ impl Profile {
     }
 }
 
-/// rdma-core, providers/mlx5/verbs.c (`mlx5_calc_sq_size`): all requests of a send queue, each with its elements or its inline data behind the
-/// largest header of the service, have 32,768 blocks of 64 bytes together.
+/// rdma-core, providers/mlx5/verbs.c (`mlx5_calc_sq_size`): all requests of a send queue, each with its
+/// elements or its inline data behind the largest header of the service, have 32,768 blocks of 64 bytes
+/// together.
 fn mlx5_send_queue(pair: &Pair) -> Option<String> {
     const BLOCKS: u64 = 32_768;
     const LONGEST: u64 = 1024;
-    // A control segment, and behind it a bind of a memory window, a datagram's address, or an Ethernet header.
+    // A control segment, and behind it a bind of a memory window, a datagram's address, or an Ethernet
+    // header.
     let head = match pair.service {
         IBV_QPT_UD => 64,
         IBV_QPT_RAW_PACKET => 32,

@@ -192,9 +192,11 @@ pub(super) enum LeakSearch {
     Made,
     /// The program has failed, with this status.
     ProgramFailed(i32),
-    /// The check has not seen all calls, as the handler of a signal made some while the thread was busy with the check.
+    /// The check has not seen all calls, as the handler of a signal made some while the thread was busy with
+    /// the check.
     CallUnseen,
-    /// A call that destroys an object has not ended: the handler of a signal or another thread has ended the program.
+    /// A call that destroys an object has not ended: the handler of a signal or another thread has ended the
+    /// program.
     DestroyUnfinished,
 }
 
@@ -209,7 +211,8 @@ pub(super) struct Report {
     pub(super) errors: Errors,
 }
 
-/// Standard error as it was when the check began. The program may close the descriptor, and open a file of its data by the same number.
+/// Standard error as it was when the check began. The program may close the descriptor, and open a file of
+/// its data by the same number.
 #[derive(Default)]
 pub(super) struct Errors {
     /// Device and number of the file.

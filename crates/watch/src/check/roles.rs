@@ -135,7 +135,8 @@ impl Role {
         posts || matches!(self.act, Poll | Cursor | Arm)
     }
 
-    /// Whether the thread may be cancelled while the check looks at the call. What is done for posts and polls has no points of cancellation, unless it says so.
+    /// Whether the thread may be cancelled while the check looks at the call. What is done for posts and
+    /// polls has no points of cancellation, unless it says so.
     pub(super) fn may_be_cancelled(&self) -> bool {
         !self.is_frequent()
     }

@@ -8,7 +8,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// How many addresses are kept: behind a call of a header's inline function stands the function of the program.
+/// How many addresses are kept: behind a call of a header's inline function stands the function of the
+/// program.
 pub(super) const FRAMES: usize = 6;
 
 /// The functions of the program that a call has come through, the nearest first.
@@ -55,7 +56,8 @@ fn own_code() -> &'static Range<usize> {
 fn walk() -> Walk {
     let own = own_code();
     let mut walk = Walk::default();
-    // SAFETY: nothing else of the process uses this crate, whose lock is for tables of symbols; walking the stack needs none.
+    // SAFETY: nothing else of the process uses this crate, whose lock is for tables of symbols; walking the
+    // stack needs none.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             let address = frame.ip() as usize;
@@ -82,7 +84,8 @@ impl Site {
         walk().site
     }
 
-    /// The place that the calling thread has come from, for a call that it makes again and again. The number `call` stands for one way through this library.
+    /// The place that the calling thread has come from, for a call that it makes again and again. The number
+    /// `call` stands for one way through this library.
     #[inline(never)]
     pub(super) fn of_call(call: usize) -> Self {
         let mark = 0_usize;
@@ -123,14 +126,16 @@ impl Site {
         self.frames[0] != 0
     }
 
-    /// The function of the program that made the call, not one of `verbs.h`, and those that called it, as far as they are shown.
+    /// The function of the program that made the call, not one of `verbs.h`, and those that called it, as far
+    /// as they are shown.
     pub(super) fn places(&self) -> Vec<Place> {
         /// More are not shown.
         const MOST: usize = 3;
         self.up_to(MOST)
     }
 
-    /// All functions of the program that are known, in the same order. Their names take longer to look up than those that are shown.
+    /// All functions of the program that are known, in the same order. Their names take longer to look up
+    /// than those that are shown.
     pub(super) fn all_places(&self) -> Vec<Place> {
         self.up_to(usize::MAX)
     }

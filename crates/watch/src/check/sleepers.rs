@@ -1,4 +1,5 @@
-//! Which threads of this process sleep until a descriptor is readable: the kernel tells of each thread in which system call it is.
+//! Which threads of this process sleep until a descriptor is readable: the kernel tells of each thread in
+//! which system call it is.
 
 use adverb_core::memory::copy_from;
 use std::fs;
@@ -67,7 +68,8 @@ impl Sleep {
             Self::Select { most, set } => {
                 let Ok(place) = usize::try_from(descriptor) else { return false };
                 let mut byte = [0];
-                // SAFETY: the sleeping thread reads there; if it wakes meanwhile, the copy finds something else, or fails.
+                // SAFETY: the sleeping thread reads there; if it wakes meanwhile, the copy finds something
+                // else, or fails.
                 place < most
                     && unsafe { copy_from(&mut byte, set + place / 8) }.is_ok()
                     && byte[0] & 1 << (place % 8) != 0

@@ -1,7 +1,8 @@
 //! Findings that are not to be shown: a line each, `NAME [PROGRAM] [FUNCTION]`, with `*` for any.
 //!
-//! FUNCTION is the one that made the call. What is left at the end of a program has no call: FUNCTION is any one on the way to where it was made.
-//! A library in place of the function stands for all its functions, anywhere on the way.
+//! FUNCTION is the one that made the call. What is left at the end of a program has no call: FUNCTION is any
+//! one on the way to where it was made. A library in place of the function stands for all its functions,
+//! anywhere on the way.
 
 use super::finding::Kind;
 use super::site::Place;
@@ -28,7 +29,8 @@ impl Origin<'_> {
     }
 }
 
-/// Whether this is the name of a library, as `libX.so`, `libX.so.1` or `libX.so*`. A function such as `main.solve` is none.
+/// Whether this is the name of a library, as `libX.so`, `libX.so.1` or `libX.so*`. A function such as
+/// `main.solve` is none.
 fn names_library(wanted: &str) -> bool {
     wanted.split_once(".so").is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with(['.', '*']))
 }

@@ -1,6 +1,7 @@
 //! Waits that have no end: a thread looks after them, since the program itself makes no call meanwhile.
 //!
-//! A message waits for a receive, a destroying call for acknowledgements, or a thread for an event that will not come.
+//! A message waits for a receive, a destroying call for acknowledgements, or a thread for an event that will
+//! not come.
 
 use super::explain::{peer, remedy_of};
 use super::finding::Kind;
@@ -49,7 +50,8 @@ pub(super) struct Entry {
 
 /// What the engine has told. In a child of fork, a thread of the parent may have it for ever: then none.
 fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
-    /// The longest wait for the lock. Its holders do nothing that waits, but may be kept from their processor.
+    /// The longest wait for the lock. Its holders do nothing that waits, but may be kept from their
+    /// processor.
     const MOST_MS: u32 = 2000;
     for _ in 0..MOST_MS {
         match TOLD.try_lock() {
@@ -61,8 +63,9 @@ fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
     None
 }
 
-/// [What the engine has told](all_told), for a thread of the engine, which holds locks of the engine and does not sleep here. The
-/// holder of the list may have been kept from its processor for a moment, and then gets the caller's.
+/// [What the engine has told](all_told), for a thread of the engine, which holds locks of the engine and does
+/// not sleep here. The holder of the list may have been kept from its processor for a moment, and then gets
+/// the caller's.
 fn told_by_engine() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
     /// The most attempts. In a child of fork, all of them are in vain.
     const MOST: u32 = 1000;
@@ -154,7 +157,8 @@ pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
     }
 }
 
-/// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
+/// What was told, but for sizes and refusals, which are for completions that come later. At the end of the
+/// process, refusals, too.
 pub(super) fn told(is_end: bool) -> Vec<Entry> {
     let Some(mut all) = all_told() else { return Vec::new() };
     let stays = |told: &EngineReport| match told {
@@ -171,7 +175,8 @@ pub(super) fn told(is_end: bool) -> Vec<Entry> {
 /// What waits in this process.
 #[derive(Default)]
 pub(super) struct Waits {
-    /// Messages without a receive: of a queue pair, here or at its peer; since when, and when it was told last.
+    /// Messages without a receive: of a queue pair, here or at its peer; since when, and when it was told
+    /// last.
     missing: Map<(u32, bool), (u64, u64)>,
     /// Destroying calls that wait for acknowledgements.
     endings: Vec<Ending>,
@@ -242,7 +247,8 @@ impl Queue {
         (self.was_armed, self.is_armed, self.only_solicited) = (true, true, only_solicited);
     }
 
-    /// An event of it was got. True if it was one of completions that had come before the queue was armed, and that were not polled since.
+    /// An event of it was got. True if it was one of completions that had come before the queue was armed,
+    /// and that were not polled since.
     pub(super) fn got_event(&mut self, now: Option<Before>) -> bool {
         self.is_armed = false;
         self.unacknowledged += 1;
@@ -433,8 +439,8 @@ impl State {
         findings
     }
 
-    /// Takes in what was told, and says which messages have waited for too long.
-    /// The completion of a refused request says more, if both ends are of this process: `both_ends` has these queue pairs.
+    /// Takes in what was told, and says which messages have waited for too long. The completion of a refused
+    /// request says more, if both ends are of this process: `both_ends` has these queue pairs.
     pub(super) fn messages(&mut self, told: Vec<Entry>, both_ends: &[u32]) -> Vec<Finding> {
         let now = clock::device();
         let mut findings = Vec::new();
@@ -477,7 +483,8 @@ impl State {
                 self.waits.missing.entry((number, is_here)).or_insert((when, now)).1 = now;
             }
         }
-        // RoCE tells again and again while it lasts. iWARP tells once, and waits for a receive for two seconds.
+        // RoCE tells again and again while it lasts. iWARP tells once, and waits for a receive for two
+        // seconds.
         self.waits.missing.retain(|(_, is_here), (_, last)| {
             now.saturating_sub(*last) < if *is_here { 2 * SECOND } else { SECOND }
         });
@@ -495,7 +502,8 @@ impl State {
                 .flight
                 .oldest_send(*number)
                 .filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
-            // Neither can go on: the request that waits here is of the peer, which waits for a receive as well.
+            // Neither can go on: the request that waits here is of the peer, which waits for a receive as
+            // well.
             if let (Some(_), Some((wr_id, _, site))) = (other, sent) {
                 let text = format!(
                     "queue pair {number:#x} and its peer wait for each other: its request {wr_id:#x} finds no receive at the peer, and a message of the peer has waited for {}.{} s for a receive here",
@@ -608,7 +616,8 @@ impl Objects {
 }
 
 impl Check {
-    /// The queue pairs of which something was told, and whose peers are of this process. The engine's locks are taken without the mutex.
+    /// The queue pairs of which something was told, and whose peers are of this process. The engine's locks
+    /// are taken without the mutex.
     pub(super) fn both_ends(&self, told: &[Entry]) -> Vec<u32> {
         let refused = told.iter().filter(|entry| matches!(entry.told, EngineReport::Refused { .. }));
         refused
@@ -619,7 +628,8 @@ impl Check {
             .collect()
     }
 
-    /// Starts the thread that looks after waits. It is one of the engine's: as a thread of the program, it would keep the pages of regions from being moved.
+    /// Starts the thread that looks after waits. It is one of the engine's: as a thread of the program, it
+    /// would keep the pages of regions from being moved.
     pub(super) fn start_looking(&'static self, engine: &'static Engine) {
         let helpers = &engine.reactor.helpers;
         let look_after = move || {

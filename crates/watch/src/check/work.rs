@@ -68,7 +68,8 @@ struct Over {
     is_for_ever: bool,
 }
 
-/// A receive of a datagram begins with so much room for a header. perftest and others let it reach into the receive before.
+/// A receive of a datagram begins with so much room for a header. perftest and others let it reach into the
+/// receive before.
 const HEADER: u64 = 40;
 
 /// What becomes of the bytes of a request.
@@ -116,7 +117,8 @@ pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
     Pair { number, domain, is_datagram, is_extended, slots, shared, completes_on, ..Pair::default() }
 }
 
-/// Looks at the requests that a call is about to post. `has_peer_here`: whether the peer is of this process, if that is known.
+/// Looks at the requests that a call is about to post. `has_peer_here`: whether the peer is of this process,
+/// if that is known.
 ///
 /// # Safety
 /// The arguments are right for the call.
@@ -302,7 +304,8 @@ impl Flight {
         Posting { target, serials: first..self.now() + 1, over }
     }
 
-    /// Whether a receive shares more than so many bytes of its memory with one that is posted, or stands before it in the list.
+    /// Whether a receive shares more than so many bytes of its memory with one that is posted, or stands
+    /// before it in the list.
     fn look_for_overlap(
         &self,
         request: &Request,

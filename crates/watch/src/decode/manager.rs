@@ -99,7 +99,8 @@ pub(crate) fn addresses(writer: &mut Writer, address: usize) {
     writer.close(b']');
 }
 
-/// What a program wants of addresses: the function reads one of the list, and an address only as far as its length says.
+/// What a program wants of addresses: the function reads one of the list, and an address only as far as its
+/// length says.
 pub(crate) fn hints(writer: &mut Writer, address: usize) {
     writer.open(b'[');
     address_info(writer.item(), &read::<rdma_addrinfo>(address));

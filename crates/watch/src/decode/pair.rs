@@ -99,7 +99,8 @@ const PAIR_INIT: [(&str, Form); 7] = [
     ("sq_sig_all", Form::Signed),
 ];
 
-/// Whether the function reads this field: of the kinds of XRC it leaves queues alone, and they may hold anything.
+/// Whether the function reads this field: of the kinds of XRC it leaves queues alone, and they may hold
+/// anything.
 fn is_used(kind: u32, name: &str) -> bool {
     match name {
         "send_cq" => kind != IBV_QPT_XRC_RECV,

@@ -10,7 +10,8 @@ fn element(writer: &mut Writer, address: usize) {
     fields::<ibv_sge>(writer, address, &forms, all);
 }
 
-/// A list of elements. One of more than a request can have on any device here is not read: the function refuses it by its length.
+/// A list of elements. One of more than a request can have on any device here is not read: the function
+/// refuses it by its length.
 pub(super) fn element_list(writer: &mut Writer, list: usize, count: i64) {
     if list == 0 && count != 0 {
         return writer.null();

@@ -1,5 +1,5 @@
-//! Faults at an instant: events, and what befalls the device or the process. After so much time a thread carries them out, after so many posts or
-//! completions the thread of the program that made the last one.
+//! Faults at an instant: events, and what befalls the device or the process. After so much time a thread
+//! carries them out, after so many posts or completions the thread of the program that made the last one.
 
 use super::rule::{OfDevice, OfPeer, Subject};
 use super::when::{Point, Span};
@@ -111,8 +111,8 @@ impl Faults {
         Duration::from_nanos(clock::device().saturating_sub(self.began))
     }
 
-    /// Carries out what is due at times, which have an order, in a thread. It is one of the engine's: as a thread of the program, it would keep the pages of
-    /// regions from being moved.
+    /// Carries out what is due at times, which have an order, in a thread. It is one of the engine's: as a
+    /// thread of the program, it would keep the pages of regions from being moved.
     fn act_later(&'static self, later: Vec<DueAct>) -> Result<(), String> {
         if later.is_empty() {
             return Ok(());

@@ -71,7 +71,8 @@ pub(super) fn is_of_pair(call: &Call) -> bool {
     call.arguments.first().is_some_and(|(name, _)| *name == "qp")
 }
 
-/// What the first argument of calls is that are about a device: the device, or something that begins with a pointer to its context.
+/// What the first argument of calls is that are about a device: the device, or something that begins with a
+/// pointer to its context.
 const OBJECTS: [&str; 10] = ["device", "context", "pd", "cq", "qp", "srq", "mr", "mw", "ah", "wq"];
 
 /// Whether a call is about a device.
@@ -89,7 +90,8 @@ pub(super) unsafe fn device_of<'a>(call: &Call, arguments: &Arguments) -> Option
     if object == 0 {
         return None;
     }
-    // SAFETY: the caller's promise: a structure of verbs.h, of which each but the first two begins with its context.
+    // SAFETY: the caller's promise: a structure of verbs.h, of which each but the first two begins with its
+    // context.
     unsafe {
         match *name {
             "device" => name_of(object as *const ibv_device),

@@ -58,7 +58,8 @@ impl Faults {
         last
     }
 
-    /// The status that a completion gets in place of its own, and the number of the fault; none if it is flushed after one.
+    /// The status that a completion gets in place of its own, and the number of the fault; none if it is
+    /// flushed after one.
     ///
     /// # Safety
     /// `queue` is the completion queue.
@@ -156,8 +157,8 @@ pub(super) fn part_of(time: Duration, drawn: u64) -> Duration {
     Duration::from_nanos((time.as_nanos() as f64 * (drawn >> 11) as f64 / (1u64 << 53) as f64) as u64)
 }
 
-/// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place of the oldest, whose requests that were done
-/// before stay so.
+/// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place
+/// of the oldest, whose requests that were done before stay so.
 pub(super) struct FlushedPairs {
     slots: [AtomicU64; 64],
     oldest: AtomicUsize,

@@ -21,7 +21,8 @@ use std::time::Duration;
 #[derive(Default)]
 pub(super) struct Device {
     states: Mutex<Vec<State>>,
-    /// Whether anything is in that list that concerns packets ([`PACKETS`]), calls ([`CALLS`]) or lists of devices ([`LISTS`]).
+    /// Whether anything is in that list that concerns packets ([`PACKETS`]), calls ([`CALLS`]) or lists of
+    /// devices ([`LISTS`]).
     concerns: AtomicU8,
     /// What the devices are that rules name, as packets know them.
     carriers: Mutex<Carriers>,
@@ -68,7 +69,8 @@ impl Device {
         if !self.does_concern(PACKETS) {
             return false;
         }
-        // Without the lock: what the devices are is found by their addresses, which are altered by the same states.
+        // Without the lock: what the devices are is found by their addresses, which are altered by the same
+        // states.
         let states = self.states().clone();
         states
             .iter()
@@ -306,7 +308,8 @@ impl Stall {
     pub(super) fn wait(&self) {
         while self.0.load(Ordering::Relaxed) > clock::device() {
             let time = libc::timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-            // SAFETY: a live local, and nothing is written. As a plain system call it is no cancellation point.
+            // SAFETY: a live local, and nothing is written. As a plain system call it is no cancellation
+            // point.
             unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, null_mut::<libc::timespec>()) };
         }
     }

@@ -1,5 +1,5 @@
-//! Faults in a child of fork: what the locks protect is whole, and what is due at times has a thread there, too. What is counted goes on from where the
-//! parent was.
+//! Faults in a child of fork: what the locks protect is whole, and what is due at times has a thread there,
+//! too. What is counted goes on from where the parent was.
 
 use super::{FAULTS, Faults, network};
 use std::cell::UnsafeCell;

@@ -1,4 +1,5 @@
-//! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
+//! How a person says which faults a run has:
+//! `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
 use super::chosen::{self, Pair, Scope};
 use super::network;
@@ -81,7 +82,8 @@ impl<'a> Part<'a> {
         wrong(self.at, why)
     }
 
-    /// The word `found` of this part is not `kind`, or there is no word. `all` are those that there are, and the example is a rule.
+    /// The word `found` of this part is not `kind`, or there is no word. `all` are those that there are, and
+    /// the example is a rule.
     fn unknown<T>(self, found: &str, kind: &str, all: &str, example: &str) -> Result<T, Wrong> {
         let what = match found {
             "" => format!("{kind} is missing here"),
@@ -91,7 +93,8 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The parts between colons. From the third on, one without the sign `=` belongs to the one before it: it may be of an IPv6 address.
+/// The parts between colons. From the third on, one without the sign `=` belongs to the one before it: it may
+/// be of an IPv6 address.
 fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts: Vec<Part<'_>> = Vec::new();
     let mut at = 0;

@@ -50,7 +50,8 @@ enum Happens {
     Cut,
 }
 
-/// Why a rule has no effect on any packet of this kind and direction (of all, where it is None) on this medium, and what it is for; None if it has one.
+/// Why a rule has no effect on any packet of this kind and direction (of all, where it is None) on this
+/// medium, and what it is for; None if it has one.
 pub(super) fn idle(
     what: OnWire,
     kind: Option<Kind>,

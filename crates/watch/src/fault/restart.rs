@@ -1,4 +1,5 @@
-//! The process begins anew, with the same program, arguments and process ID, as if a supervisor had started it again.
+//! The process begins anew, with the same program, arguments and process ID, as if a supervisor had started
+//! it again.
 
 use super::FAULT;
 use adverb_core::engine;
@@ -44,7 +45,8 @@ pub(super) fn restart(rules: &str) -> io::Result<()> {
     Err(io::Error::last_os_error())
 }
 
-/// Sockets of the program are closed as it starts: their ports would be in use. What `adverb run` has given it stays.
+/// Sockets of the program are closed as it starts: their ports would be in use. What `adverb run` has given
+/// it stays.
 fn close_sockets() -> io::Result<()> {
     let record = std::env::var("ADVERB_RECORD").unwrap_or_default();
     let kept: Vec<RawFd> = record.split(',').filter_map(|number| number.parse().ok()).collect();

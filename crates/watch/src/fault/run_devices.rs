@@ -14,7 +14,8 @@ pub struct RunDevice {
     pub medium: Medium,
 }
 
-/// Whether each rule can do something with the devices of a run: those that it names are there, and have what it is about.
+/// Whether each rule can do something with the devices of a run: those that it names are there, and have what
+/// it is about.
 ///
 /// # Errors
 /// Which rule is wrong, is no rule, or can do nothing, and what is allowed.

@@ -4,7 +4,8 @@ use crate::names;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Status;
 
-/// The errors that a completion can have, by the names of `enum ibv_wc_status` without `IBV_WC_`: what a fabric does then, for a person.
+/// The errors that a completion can have, by the names of `enum ibv_wc_status` without `IBV_WC_`: what a
+/// fabric does then, for a person.
 pub const STATUSES: &[(&str, Status, &str)] = &[
     (
         "LOC_LEN_ERR",
@@ -48,7 +49,8 @@ pub const STATUSES: &[(&str, Status, &str)] = &[
     ("GENERAL_ERR", Status::General, "the transport failed in some other way"),
 ];
 
-/// The events of devices and of queue pairs, by the names of `enum ibv_event_type` without `IBV_EVENT_`; what they mean on a fabric, for a person.
+/// The events of devices and of queue pairs, by the names of `enum ibv_event_type` without `IBV_EVENT_`; what
+/// they mean on a fabric, for a person.
 pub const EVENTS: &[(&str, AsyncEventKind, &str)] = &[
     ("PORT_ERR", AsyncEventKind::PortError, "the cable was pulled, or the switch went down"),
     ("PORT_ACTIVE", AsyncEventKind::PortActive, "the port carries packets again"),

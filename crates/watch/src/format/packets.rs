@@ -128,8 +128,9 @@ fn name(flow: Flow, number: u64) -> String {
     }
 }
 
-/// A packet is a slice, which has no length. Arrows lead to it from the post of its request, from a packet that ends a message to the same packet where it
-/// arrives (both processes know its [`name`]), and from there to the poll of the receive.
+/// A packet is a slice, which has no length. Arrows lead to it from the post of its request, from a packet
+/// that ends a message to the same packet where it arrives (both processes know its [`name`]), and from there
+/// to the poll of the receive.
 fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &TransportEvent, links: Links) -> Vec<u8> {
     let TransportEvent::Packet(packet) = seen else { return Vec::new() };
     let is_sent = packet.direction == Direction::Out;

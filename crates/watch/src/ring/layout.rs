@@ -1,4 +1,5 @@
-//! Where things lie in a ring. Numbers are as the machine has them; a file is read on a machine of the same kind.
+//! Where things lie in a ring. Numbers are as the machine has them; a file is read on a machine of the same
+//! kind.
 //!
 //! | bytes | |
 //! |---|---|

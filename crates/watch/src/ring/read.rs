@@ -98,7 +98,8 @@ impl Rings {
         self.lost.saturating_add(self.torn)
     }
 
-    /// Writes everything in one of the other formats, whole lines at a time: first the processes, then records in about the order of time.
+    /// Writes everything in one of the other formats, whole lines at a time: first the processes, then
+    /// records in about the order of time.
     ///
     /// # Errors
     /// Those of `each`.
@@ -130,7 +131,8 @@ impl Rings {
     }
 }
 
-/// By what records are put in order: requests are there from the beginning of their post, completions at the end of their poll.
+/// By what records are put in order: requests are there from the beginning of their post, completions at the
+/// end of their poll.
 fn order(bytes: &[u8]) -> u64 {
     match record::read(bytes) {
         Some(Record::Call(call)) if CALLS[call.index].is_poll() => call.end,

@@ -1,4 +1,5 @@
-//! Records of a ring. All are words. Requests with their elements, and completions, are written as far as they are shown; other arguments are tokens ([`crate::writer`]).
+//! Records of a ring. All are words. Requests with their elements, and completions, are written as far as
+//! they are shown; other arguments are tokens ([`crate::writer`]).
 
 mod post;
 
@@ -68,7 +69,8 @@ impl<'a> Words<'a> {
     /// Bytes of a value of C.
     pub(crate) fn copy<T: Copy>(&mut self, value: &T) -> &mut Self {
         let length = size_of::<T>();
-        // SAFETY: a value that lives, of plain words without padding between them that would matter: padding is shown nowhere.
+        // SAFETY: a value that lives, of plain words without padding between them that would matter: padding
+        // is shown nowhere.
         let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), length) };
         self.bytes.extend_from_slice(bytes);
         self
@@ -227,7 +229,8 @@ impl<'a> CallRecord<'a> {
     }
 }
 
-/// Where a list of requests begins. There may be none, and a vector without elements has an address nevertheless.
+/// Where a list of requests begins. There may be none, and a vector without elements has an address
+/// nevertheless.
 fn list<T>(requests: &[T]) -> usize {
     if requests.is_empty() { 0 } else { requests.as_ptr() as usize }
 }
@@ -368,7 +371,8 @@ fn read_completed(cursor: &mut Cursor<'_>) -> Option<PolledCompletion> {
     Some(PolledCompletion { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
 }
 
-/// The bytes of a short completion, of which only its name, operation, length, queue pair and flags are not zero. Most are short.
+/// The bytes of a short completion, of which only its name, operation, length, queue pair and flags are not
+/// zero. Most are short.
 const SHORT: usize = 24;
 /// In the first word of a record: its completions are short.
 const ARE_SHORT: u64 = 1 << 24;

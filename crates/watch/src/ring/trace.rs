@@ -1,4 +1,5 @@
-//! The trace of a process in a ring: a call becomes one record. Posts and polls are copied as they are; what they mean is found by those that read the ring.
+//! The trace of a process in a ring: a call becomes one record. Posts and polls are copied as they are; what
+//! they mean is found by those that read the ring.
 
 use super::record::{self, CallRecord, PostEnd, PostHead, RecordKind, Words};
 use super::{Ring, release};
@@ -408,7 +409,8 @@ unsafe fn copy_sends(pending: &mut Pending, arguments: &Arguments) -> bool {
     true
 }
 
-/// Copies the requests of an `ibv_post_recv` or `ibv_post_srq_recv`. False if they are written in another way.
+/// Copies the requests of an `ibv_post_recv` or `ibv_post_srq_recv`. False if they are written in another
+/// way.
 ///
 /// # Safety
 /// The arguments are right for the call.
@@ -484,7 +486,8 @@ unsafe fn refused(call: &Call, arguments: &Arguments, count: usize, failed: bool
         return (if failed { 0 } else { count }, 0);
     }
     let mut taken = 0;
-    // SAFETY: the call has written there which request was the first that it did not take; the list is as it was.
+    // SAFETY: the call has written there which request was the first that it did not take; the list is as it
+    // was.
     unsafe {
         let bad = *(arguments[2] as *const usize);
         let mut next = arguments[1];
@@ -531,8 +534,8 @@ unsafe fn finish(pending: &mut Pending, call: &Call, arguments: &Arguments, end:
     pending.writer.bytes = tokens;
 }
 
-/// Counts a poll that has found nothing with those before it, without another look at the clock: the run ends when its last poll begins.
-/// False if the poll is the first, or a fault, or if the run is to be written.
+/// Counts a poll that has found nothing with those before it, without another look at the clock: the run ends
+/// when its last poll begins. False if the poll is the first, or a fault, or if the run is to be written.
 fn prolongs_run(index: usize, queue: usize, start: u64) -> bool {
     let prolong = |thread: &Thread| {
         if thread.fault.get() != 0 || thread.born.get() != forks() {

@@ -1,8 +1,8 @@
 //! Management datagrams (volume 1, chapter 13).
 //!
-//! A management datagram (MAD) is 256 bytes: a common header, and what the management class of the header makes of the
-//! rest. Those of the general services travel as unreliable datagrams between the queue pairs with the number
-//! [`GSI_QPN`].
+//! A management datagram (MAD) is 256 bytes: a common header, and what the management class of the header
+//! makes of the rest. Those of the general services travel as unreliable datagrams between the queue pairs
+//! with the number [`GSI_QPN`].
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -120,7 +120,8 @@ impl Mad {
         Mad { header, data: [0; DATA_LEN] }
     }
 
-    /// The datagram that `bytes` are; `None` if they are not as many as a datagram has, or of another version.
+    /// The datagram that `bytes` are; `None` if they are not as many as a datagram has, or of another
+    /// version.
     // IB-PKT-54, IB-PKT-55: nothing of another length or version is read.
     pub fn parse(bytes: &[u8]) -> Option<&Mad> {
         Mad::ref_from_bytes(bytes).ok().filter(|mad| mad.header.base_version == BASE_VERSION)
@@ -131,15 +132,16 @@ impl Mad {
         zerocopy::transmute!(*self)
     }
 
-    /// What a class between [`FIRST_VENDOR_CLASS`] and [`LAST_VENDOR_CLASS`] makes of the data; `None` for any other.
+    /// What a class between [`FIRST_VENDOR_CLASS`] and [`LAST_VENDOR_CLASS`] makes of the data; `None` for
+    /// any other.
     pub fn vendor(&self) -> Option<&Vendor> {
         let vendor = (FIRST_VENDOR_CLASS..=LAST_VENDOR_CLASS).contains(&self.header.class);
         vendor.then_some(zerocopy::transmute_ref!(&self.data))
     }
 }
 
-/// The data of a class that a vendor's OUI divides further (volume 1, section 16.5). No datagram of such a class is cut
-/// into segments here: the header of that protocol is all zeros.
+/// The data of a class that a vendor's OUI divides further (volume 1, section 16.5). No datagram of such a
+/// class is cut into segments here: the header of that protocol is all zeros.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Vendor {

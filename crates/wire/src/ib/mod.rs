@@ -1,5 +1,5 @@
-//! InfiniBand's transport and management formats, as RoCEv2 carries them behind UDP (InfiniBand Architecture Specification, volume 1,
-//! and its annex A17).
+//! InfiniBand's transport and management formats, as RoCEv2 carries them behind UDP (InfiniBand Architecture
+//! Specification, volume 1, and its annex A17).
 
 pub mod cm;
 mod display;

@@ -357,7 +357,8 @@ impl Extensions {
         self.0 == 0
     }
 
-    /// Where `one`, one of the constants, begins behind the base transport header; `None` if it is not in the set.
+    /// Where `one`, one of the constants, begins behind the base transport header; `None` if it is not in the
+    /// set.
     #[inline]
     pub const fn offset_of(self, one: Extensions) -> Option<usize> {
         if self.0 & one.0 == 0 { None } else { Some(Extensions(self.0 & (one.0 - 1)).len()) }

@@ -11,7 +11,8 @@ use std::process::Command;
 /// Before a removal: what Python leaves beside the plug-in for pytest, where root runs it.
 const REMOVAL: &str = "#!/bin/sh\nset -e\nrm -rf \"${DPKG_ROOT:-}/usr/share/adverb/__pycache__\"\n";
 
-/// The address that the hosting gives to the account of a repository. The field needs one, and the project has no mailbox: reports go to the home page.
+/// The address that the hosting gives to the account of a repository. The field needs one, and the project
+/// has no mailbox: reports go to the home page.
 fn address(repository: &str) -> Option<String> {
     let (host, path) = repository.strip_prefix("https://")?.split_once('/')?;
     let (account, _) = path.split_once('/')?;
@@ -41,7 +42,8 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
     let size = step(Command::new("du").arg("-sk").arg(folder.join("usr")))?;
     let home = env!("CARGO_PKG_REPOSITORY");
     let maintainer = address(home).ok_or_else(|| format!("{home}: not an account's repository"))?;
-    // dpkg looks at Pre-Depends before it unpacks, so a refusal leaves nothing. What Depends lacks, dpkg finds out afterwards, and leaves the files.
+    // dpkg looks at Pre-Depends before it unpacks, so a refusal leaves nothing. What Depends lacks, dpkg
+    // finds out afterwards, and leaves the files.
     let control = format!(
         "Package: adverb\n\
          Version: {version}\n\

@@ -1,7 +1,9 @@
-//! What users install: a tarball that works wherever it is unpacked, and a Debian package and a Python wheel of the same.
+//! What users install: a tarball that works wherever it is unpacked, and a Debian package and a Python wheel
+//! of the same.
 //!
-//! All hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual page, a few texts, suppressions for valgrind, the plug-in for pytest and the licences. The
-//! libraries lie in a folder of their own, where only `adverb` looks, so nothing collides with rdma-core's packages.
+//! All hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual
+//! page, a few texts, suppressions for valgrind, the plug-in for pytest and the licences. The libraries lie
+//! in a folder of their own, where only `adverb` looks, so nothing collides with rdma-core's packages.
 
 mod architecture;
 mod debian;
@@ -60,7 +62,8 @@ pub(crate) fn run(root: &Path) -> Result<String, String> {
     Ok(files.iter().map(|file| format!("{}\n", file.display())).collect())
 }
 
-/// Makes every package of what was built for an architecture, in `dist`; their files. The dates in them are those of SOURCE_DATE_EPOCH, if it is set.
+/// Makes every package of what was built for an architecture, in `dist`; their files. The dates in them are
+/// those of SOURCE_DATE_EPOCH, if it is set.
 pub(crate) fn package(
     root: &Path,
     built: &Path,

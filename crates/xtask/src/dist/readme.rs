@@ -11,7 +11,8 @@ pub(super) fn mend(folder: &Path) -> Result<(), String> {
     put(&path, &without_dead_links(&text, |target| folder.join(target).exists()))
 }
 
-/// `[text](target)` where `target` is a file that is there, or an address; else `text` and where to look for it. The same of an image, `![text](target)`.
+/// `[text](target)` where `target` is a file that is there, or an address; else `text` and where to look for
+/// it. The same of an image, `![text](target)`.
 fn without_dead_links(text: &str, is_there: impl Fn(&str) -> bool) -> String {
     let mut mended = String::new();
     let mut rest = text;

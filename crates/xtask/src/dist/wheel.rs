@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes the wheel's file. The tag says which C library the programs need: the one that they were linked with, symbol by symbol.
+/// Makes the wheel's file. The tag says which C library the programs need: the one that they were linked
+/// with, symbol by symbol.
 pub(super) fn package(
     root: &Path,
     dist: &Path,
@@ -30,8 +31,9 @@ pub(super) fn package(
     Ok(PathBuf::from(path.trim()))
 }
 
-/// In place of a link, of which wheels have none: an empty library that needs the one that the link leads to. A copy of that would be a second engine in a program that
-/// asks for both names; with this, either name finds the same.
+/// In place of a link, of which wheels have none: an empty library that needs the one that the link leads to.
+/// A copy of that would be a second engine in a program that asks for both names; with this, either name
+/// finds the same.
 fn stand_in(link: &Path, to: &str, architecture: &Architecture) -> Result<(), String> {
     let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
     fs::remove_file(link).map_err(|e| format!("{}: {e}", link.display()))?;

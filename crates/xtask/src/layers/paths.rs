@@ -1,4 +1,5 @@
-//! The paths in a Rust file that begin with a crate: `crate::qp::Queues`, `adverb_core::{cq, qp}`. Inside macros, too.
+//! The paths in a Rust file that begin with a crate: `crate::qp::Queues`, `adverb_core::{cq, qp}`. Inside
+//! macros, too.
 
 use super::PREFIX;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -11,7 +12,8 @@ pub(super) struct Start {
     pub(super) module: String,
 }
 
-/// The beginnings of the paths in a Rust file, but for items that `#[cfg(test)]` or the like leaves out of what ships.
+/// The beginnings of the paths in a Rust file, but for items that `#[cfg(test)]` or the like leaves out of
+/// what ships.
 ///
 /// # Errors
 /// The text is no Rust.

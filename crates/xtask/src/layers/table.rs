@@ -19,7 +19,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Reads it out of the document. A line of the table has the name of the layer in its first cell, and its rooms in backticks in the second.
+    /// Reads it out of the document. A line of the table has the name of the layer in its first cell, and its
+    /// rooms in backticks in the second.
     pub(super) fn parse(document: &str) -> Result<Self, String> {
         let inner = document.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
         let (inner, _) = inner.ok_or(format!("there is no table between {BEGIN} and {END}"))?;

@@ -1,6 +1,7 @@
 //! Which names are participles.
 
-/// Past participles without the usual ending. Those that are nouns as well, such as `Set`, `Run`, `Read` or `Bound`, do not stand here.
+/// Past participles without the usual ending. Those that are nouns as well, such as `Set`, `Run`, `Read` or
+/// `Bound`, do not stand here.
 const IRREGULAR: [&str; 62] = [
     "Begun",
     "Born",
@@ -68,7 +69,8 @@ const IRREGULAR: [&str; 62] = [
 /// Words that a participle may take along and stay one: `TakenIn`, `GivenBack`.
 const PARTICLES: [&str; 10] = ["Away", "Back", "Down", "In", "Off", "On", "Out", "Over", "Through", "Up"];
 
-/// Whether a name is a past participle and no more: an irregular one, or a word in -ed. A prefix `Un` changes nothing.
+/// Whether a name is a past participle and no more: an irregular one, or a word in -ed. A prefix `Un` changes
+/// nothing.
 pub(super) fn is_participle(name: &str) -> bool {
     let particle = PARTICLES.iter().find_map(|particle| name.strip_suffix(particle));
     [Some(name), particle].into_iter().flatten().any(is_word)

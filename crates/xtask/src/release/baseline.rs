@@ -1,7 +1,9 @@
 //! A C library to link with that is older than this machine's, so that programs run where it is as old.
 //!
-//! A program asks for the symbol versions of the library that it was linked with. Zig brings lists of those of every version of the GNU C library, and makes libraries of them
-//! that have the names, the versions and nothing behind them. They and the objects that go into each program are found first by the compiler that links.
+//! A program asks for the symbol versions of the library that it was linked with. Zig brings lists of those
+//! of every version of the GNU C library, and makes libraries of them that have the names, the versions and
+//! nothing behind them. They and the objects that go into each program are found first by the compiler that
+//! links.
 
 use crate::dist::{Architecture, put, step};
 use std::fs::{self, Permissions};
@@ -56,14 +58,16 @@ pub(super) fn linker(work: &Path, architecture: &Architecture) -> Result<PathBuf
         architecture.linker
     );
     put(&folder.join("libc.so"), &script)?;
-    // The compiler's own libraries may be of this machine's time: a program that is linked with them asks for nothing of theirs that is newer.
+    // The compiler's own libraries may be of this machine's time: a program that is linked with them asks for
+    // nothing of theirs that is newer.
     let words = format!("{} -B'{at}' -Wl,--allow-shlib-undefined", architecture.tool_name("gcc"));
     put(&program, &format!("#!/bin/sh\nexec {words} \"$@\"\n"))?;
     fs::set_permissions(&program, Permissions::from_mode(0o755)).map_err(|e| e.to_string())?;
     Ok(program)
 }
 
-/// The files that Zig links a program with, which it makes for that: it names them where it says what it does.
+/// The files that Zig links a program with, which it makes for that: it names them where it says what it
+/// does.
 fn parts(work: &Path, tools: &Path, architecture: &Architecture) -> Result<Vec<PathBuf>, String> {
     let source = work.join("empty.c");
     put(&source, "int main(void) { return 0; }\n")?;

@@ -1,4 +1,5 @@
-//! What is in the packages, as CycloneDX has it: each crate with its version, its licence, and what it is linked with.
+//! What is in the packages, as CycloneDX has it: each crate with its version, its licence, and what it is
+//! linked with.
 
 use crate::linked;
 use serde_json::{Value, json};

@@ -1,6 +1,8 @@
-//! What is published: the packages for every processor, which run with old C libraries, the crates, the installer, a list of what is in them, and checksums.
+//! What is published: the packages for every processor, which run with old C libraries, the crates, the
+//! installer, a list of what is in them, and checksums.
 //!
-//! The same commit makes the same bytes, wherever it is built: no path of the machine is in them, and dates are the commit's.
+//! The same commit makes the same bytes, wherever it is built: no path of the machine is in them, and dates
+//! are the commit's.
 
 mod baseline;
 mod contents;

@@ -73,7 +73,8 @@ fn id_of_rfc(word: &str) -> Option<&str> {
     Some(&word[..end])
 }
 
-/// The ID with which `word` begins: words of capitals of which the first is `IB`, `ROCE` or `PRACTICE`, a running number.
+/// The ID with which `word` begins: words of capitals of which the first is `IB`, `ROCE` or `PRACTICE`, a
+/// running number.
 fn id_of_subject(word: &str) -> Option<&str> {
     let digits = word.find(|c: char| c.is_ascii_digit())?;
     let prefix = word[..digits].strip_suffix('-')?;

@@ -1,4 +1,5 @@
-//! Reads the lists of requirements that follow an RFC section by section, `specs/rfcNNNN.md`, and checks their form.
+//! Reads the lists of requirements that follow an RFC section by section, `specs/rfcNNNN.md`, and checks
+//! their form.
 
 use super::{citation, subject};
 use std::collections::BTreeSet;

@@ -30,7 +30,8 @@ impl<'a> Coverage<'a> {
         Self { standards, places }
     }
 
-    /// IDs that are cited and do not exist, requirements that nothing cites, and files that say so although all is cited.
+    /// IDs that are cited and do not exist, requirements that nothing cites, and files that say so although
+    /// all is cited.
     pub(crate) fn problems(&self) -> Vec<String> {
         let known = |id: &str| self.requirements().any(|r| r.id == id);
         let unknown = self.places.iter().filter(|(id, _)| !known(id));

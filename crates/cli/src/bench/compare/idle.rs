@@ -38,7 +38,8 @@ impl Holdings {
         Ok(Self { descriptors, memory })
     }
 
-    /// Bytes of shared memory that are here and were not before, with those of another process that has some of them, too.
+    /// Bytes of shared memory that are here and were not before, with those of another process that has some
+    /// of them, too.
     fn new_memory(before: [&Self; 2], after: [&Self; 2]) -> u64 {
         let all: BTreeMap<&String, u64> = after.into_iter().flat_map(|holdings| &holdings.memory).fold(
             BTreeMap::new(),
@@ -67,7 +68,8 @@ fn shared(line: &str) -> Option<(String, u64)> {
 
 /// Where connections come from that carry nothing.
 pub(in crate::bench) struct Bare {
-    // Dropped in this order. There is a queue pair from the beginning: what the first one brings along is no cost of a connection.
+    // Dropped in this order. There is a queue pair from the beginning: what the first one brings along is no
+    // cost of a connection.
     _first: QueuePair,
     queue: CompletionQueue,
     domain: ProtectionDomain,
@@ -93,7 +95,8 @@ impl Bare {
     }
 }
 
-/// Two processes, this one and another, each of which knows a third already: nothing that is made once in a process is a cost of the pair.
+/// Two processes, this one and another, each of which knows a third already: nothing that is made once in a
+/// process is a cost of the pair.
 struct Strangers {
     // Dropped in this order.
     bare: Bare,

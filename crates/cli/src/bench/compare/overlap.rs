@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 const COMPUTATION: &str = "computation";
 const BESIDE: &str = "computation, a write beside it";
 
-/// Computes for as long as a write takes, without and with such a write under way. Of two processors the other one is free for it: the target sleeps.
+/// Computes for as long as a write takes, without and with such a write under way. Of two processors the
+/// other one is free for it: the target sleeps.
 pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
     let mut session = Session::start(ROCE, Place::Here, false)?;
     for _ in 0..rounds {
@@ -24,7 +25,8 @@ pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes without and with a write of 1 MiB or 4 MiB under way, as [`add`], and prints a line for each length. For `benches/overlap`.
+/// Computes without and with a write of 1 MiB or 4 MiB under way, as [`add`], and prints a line for each
+/// length. For `benches/overlap`.
 pub(in crate::bench) fn print(rounds: usize) -> Result<(), String> {
     let mut session = Session::start(ROCE, Place::Here, false)?;
     for _ in 0..rounds {

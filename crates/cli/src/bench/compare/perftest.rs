@@ -8,8 +8,9 @@ use std::time::Duration;
 /// The longest run of perftest that is waited for.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// perftest looks for the clock rate of its processor, in a moment. Where the processor is taken away in that moment, perftest finds none, and all its
-/// figures are zero or infinite. So many runs in a row may be without figures.
+/// perftest looks for the clock rate of its processor, in a moment. Where the processor is taken away in that
+/// moment, perftest finds none, and all its figures are zero or infinite. So many runs in a row may be
+/// without figures.
 const RUNS: usize = 10;
 
 /// What a program says.
@@ -73,7 +74,8 @@ fn run_once(program: &str, size: usize, count: usize, options: &[&str]) -> Resul
     found.ok_or_else(|| format!("{program} has printed no result"))
 }
 
-/// "bytes iterations min max typical ..." in microseconds, or "bytes iterations peak average rate" with millions of messages per second.
+/// "bytes iterations min max typical ..." in microseconds, or "bytes iterations peak average rate" with
+/// millions of messages per second.
 fn parse(program: &str, line: &str, size: usize, count: usize) -> Option<PerftestResult> {
     let numbers: Option<Vec<f64>> = line.split_ascii_whitespace().map(|field| field.parse().ok()).collect();
     let numbers = numbers?;

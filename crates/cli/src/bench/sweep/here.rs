@@ -1,4 +1,5 @@
-//! The way between two processes of this host that programs take if nothing else is set: a few numbers, beside memory itself.
+//! The way between two processes of this host that programs take if nothing else is set: a few numbers,
+//! beside memory itself.
 
 use super::charts::doubled;
 use super::path::{self, Path};
@@ -29,8 +30,8 @@ const WORDS: usize = 10_000;
 /// Bytes of its copy.
 const BYTES: usize = 128 << 20;
 
-/// The section, or a sentence that says why there is none: on a very busy machine one process may wait too long for the other. The targets
-/// are measured all the same.
+/// The section, or a sentence that says why there is none: on a very busy machine one process may wait too
+/// long for the other. The targets are measured all the same.
 pub(in crate::bench) fn here(rounds: u16, quick: bool) -> Result<Section, String> {
     let path = path::ALL.into_iter().find(|path| path.shared_memory).expect("there is such a path");
     let worker = super::start_one(&path).map_err(|error| failed(&path, &error))?;

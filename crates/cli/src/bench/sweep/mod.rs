@@ -169,7 +169,8 @@ impl Others {
     }
 }
 
-/// About how many messages fit into the time of a point, for programs that cannot be asked to try a few first.
+/// About how many messages fit into the time of a point, for programs that cannot be asked to try a few
+/// first.
 fn count(plan: &Plan, size: usize) -> usize {
     let nanoseconds = 500 + size as u64 / 5;
     (plan.milliseconds * 1_000_000 / nanoseconds).clamp(20, 20_000) as usize

@@ -1,4 +1,5 @@
-//! The process that posts, for one path: settings of the engine are of a process, so each path has its own pair.
+//! The process that posts, for one path: settings of the engine are of a process, so each path has its own
+//! pair.
 
 use crate::bench::latency::RoundTrip;
 use crate::bench::session::{Place, Session, TargetIs, Times, times};
@@ -136,7 +137,8 @@ fn opened<'a>(
     session.as_mut().ok_or_else(|| "no connection".to_owned())
 }
 
-/// What carries messages to the peer: the best of a few tries, since the peer of a busy machine sleeps now and then.
+/// What carries messages to the peer: the best of a few tries, since the peer of a busy machine sleeps now
+/// and then.
 fn carrier(session: &mut Session) -> Result<Carrier, String> {
     const MESSAGES: u64 = 100;
     session.send_latency(8, 10)?;

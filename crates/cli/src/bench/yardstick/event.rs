@@ -1,4 +1,5 @@
-//! The time to wake another process, and to be woken: the least that anything that is driven by events can take.
+//! The time to wake another process, and to be woken: the least that anything that is driven by events can
+//! take.
 
 use super::twin::{self, APART, SharedMemory};
 use crate::bench::session::{Times, times};

@@ -19,8 +19,8 @@ pub(in crate::bench) fn copy(blocks: Blocks) -> f64 {
     blocks.rate(start)
 }
 
-/// One way between two processes: bytes are copied into memory of both, and then a word is changed on which the other one spins. Of 8
-/// bytes there is nothing but the word.
+/// One way between two processes: bytes are copied into memory of both, and then a word is changed on which
+/// the other one spins. Of 8 bytes there is nothing but the word.
 pub(in crate::bench) fn ping_pong(size: usize, rounds: usize) -> Result<Times, String> {
     let head = 2 * APART * 8;
     let shared = SharedMemory::new(head + 2 * size).map_err(|error| error.to_string())?;

@@ -20,7 +20,8 @@ pub(in crate::bench) fn free_port() -> Result<u16, String> {
     port.map(|address| address.port()).map_err(|error| format!("a free port: {error}"))
 }
 
-/// Runs a server that listens at `port`, and then a client, each with one half of the processors. What the client prints.
+/// Runs a server that listens at `port`, and then a client, each with one half of the processors. What the
+/// client prints.
 pub(in crate::bench) fn pair(
     server: Command,
     client: Command,

@@ -1,11 +1,13 @@
-//! The yardstick: the same bytes over a raw TCP connection, as a program would send them that knows nothing of RDMA.
+//! The yardstick: the same bytes over a raw TCP connection, as a program would send them that knows nothing
+//! of RDMA.
 
 use crate::pair::link::{PEER_TIMEOUT, SHARED};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// Bytes that streams come from and go to, as much as the RDMA streams use, so that neither has the better caches.
+/// Bytes that streams come from and go to, as much as the RDMA streams use, so that neither has the better
+/// caches.
 const RING: usize = SHARED;
 
 /// A connection as both sides of the yardstick use it.

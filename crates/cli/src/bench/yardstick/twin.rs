@@ -31,7 +31,8 @@ impl SharedMemory {
     /// The word of this index.
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.length);
-        // SAFETY: inside of the mapping, which lives as long as `self` and begins at a page; both processes use its words atomically.
+        // SAFETY: inside of the mapping, which lives as long as `self` and begins at a page; both processes
+        // use its words atomically.
         unsafe { &*self.start.cast::<AtomicU64>().add(index) }
     }
 
@@ -50,11 +51,13 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Runs `theirs` in a copy of this process, on a processor of its own, and `ours` here meanwhile. In the copy nothing but system calls
-/// and memory may be used: other threads of this process do not exist there, but their locks do.
+/// Runs `theirs` in a copy of this process, on a processor of its own, and `ours` here meanwhile. In the copy
+/// nothing but system calls and memory may be used: other threads of this process do not exist there, but
+/// their locks do.
 pub(super) fn run<T>(theirs: impl FnOnce() -> Option<()>, ours: impl FnOnce() -> Option<T>) -> Result<T> {
     crate::bench::processors::keep(Some(0));
-    // SAFETY: the copy keeps to what a child of a process with threads may do, as demanded above, and ends without any clean-up.
+    // SAFETY: the copy keeps to what a child of a process with threads may do, as demanded above, and ends
+    // without any clean-up.
     let child = unsafe { libc::fork() };
     if child < 0 {
         return Err(Error::last_os_error());

@@ -60,7 +60,8 @@ pub(in crate::bench) fn run(tests: &[Test]) -> Result<Vec<UcxResult>, String> {
     }
 }
 
-/// "index,iterations,median,average,overall latency,average,overall bandwidth,average,overall rate", times in microseconds.
+/// "index,iterations,median,average,overall latency,average,overall bandwidth,average,overall rate", times in
+/// microseconds.
 fn parse(line: &str, tests: &[Test]) -> Option<UcxResult> {
     let fields: Vec<&str> = line.split(',').collect();
     let number = |index: usize| fields.get(index)?.trim().parse::<f64>().ok();

@@ -1,4 +1,5 @@
-//! The yardsticks of RoCE: the same datagrams over plain UDP sockets, as a program would send them that has nothing else to do.
+//! The yardsticks of RoCE: the same datagrams over plain UDP sockets, as a program would send them that has
+//! nothing else to do.
 
 use crate::pair::link::PEER_TIMEOUT;
 use std::io::{Error, Result};

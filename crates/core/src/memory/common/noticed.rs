@@ -15,7 +15,8 @@ fn attached(segment: i32) -> u64 {
     }
 }
 
-/// In a process of its own: a child of fork counts as attached, too, and tests beside this one have such children.
+/// In a process of its own: a child of fork counts as attached, too, and tests beside this one have such
+/// children.
 #[test]
 fn a_peer_counts_as_attached_and_memory_that_the_program_gives_up_stays() {
     if rounds().is_none() {
@@ -74,7 +75,8 @@ fn a_peer_opens_the_file_which_inotify_reports() {
     assert!(!is_told());
 }
 
-/// The system tells the program, and the kernel copies until the program has given its lease up. No thread waits.
+/// The system tells the program, and the kernel copies until the program has given its lease up. No thread
+/// waits.
 #[test]
 fn a_lease_of_the_program_ends() {
     /// F_SETSIG of <linux/fcntl.h>.
@@ -97,7 +99,8 @@ fn a_lease_of_the_program_ends() {
     is_the_same(&open(address, LENGTH).unwrap(), address);
 }
 
-/// A guard page (MADV_GUARD_INSTALL) is one of the program's mapping, not of the file. A kernel before 6.15 has none in shared memory.
+/// A guard page (MADV_GUARD_INSTALL) is one of the program's mapping, not of the file. A kernel before 6.15
+/// has none in shared memory.
 #[test]
 fn a_peer_may_write_to_a_guard_page() {
     const INSTALL: i32 = 102;

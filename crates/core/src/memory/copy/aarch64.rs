@@ -2,12 +2,12 @@
 
 use std::arch::{global_asm, is_aarch64_feature_detected};
 
-// copy(target x0, source x1, length x2) -> 0, or 1 on a fault. Every store goes to a multiple of its own size, so that no
-// other thread sees part of it. The tail, of x4 bytes, is the longest word of up to 8 bytes that ends where the range ends and
-// can be stored so. It is stored after everything that came before it, in this copy or earlier ones, has become visible; and
-// whatever the caller reads afterwards, it reads after the source.
-// add(address x0, value x1, old x2) and cas(address x0, compare x1, swap x2, old x3) -> 0 or 1. A comparison that fails
-// stores what was there: memory that may not be written is a fault in any case.
+// copy(target x0, source x1, length x2) -> 0, or 1 on a fault. Every store goes to a multiple of its own
+// size, so that no other thread sees part of it. The tail, of x4 bytes, is the longest word of up to 8 bytes
+// that ends where the range ends and can be stored so. It is stored after everything that came before it, in
+// this copy or earlier ones, has become visible; and whatever the caller reads afterwards, it reads after the
+// source. add(address x0, value x1, old x2) and cas(address x0, compare x1, swap x2, old x3) -> 0 or 1. A
+// comparison that fails stores what was there: memory that may not be written is a fault in any case.
 global_asm!(
     ".pushsection .text.adverb_copy,\"ax\",@progbits",
     ".p2align 5",
@@ -182,7 +182,8 @@ pub(super) unsafe fn copy(target: usize, source: usize, length: usize) -> u32 {
 /// # Safety
 /// As [`super::fetch_add`]; `old` is to be written.
 pub(super) unsafe fn fetch_add(address: usize, value: u64, old: *mut u64) -> u32 {
-    // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor has the instruction.
+    // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor has the
+    // instruction.
     unsafe {
         if is_aarch64_feature_detected!("lse") {
             adverb_fault_add_lse(address, value, old)
@@ -197,7 +198,8 @@ pub(super) unsafe fn fetch_add(address: usize, value: u64, old: *mut u64) -> u32
 /// # Safety
 /// As [`super::compare_swap`]; `old` is to be written.
 pub(super) unsafe fn compare_swap(address: usize, compare: u64, swap: u64, old: *mut u64) -> u32 {
-    // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor has the instruction.
+    // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor has the
+    // instruction.
     unsafe {
         if is_aarch64_feature_detected!("lse") {
             adverb_fault_cas_lse(address, compare, swap, old)

@@ -1,6 +1,7 @@
 //! The handler of SIGSEGV and SIGBUS that ends a routine at its error exit, in front of the program's own.
 //!
-//! It runs on the stack on which the program's own ran: the alternate one (sigaltstack(2)) only if that was asked for.
+//! It runs on the stack on which the program's own ran: the alternate one (sigaltstack(2)) only if that was
+//! asked for.
 
 use super::{arch, deferred};
 use std::cell::UnsafeCell;
@@ -70,10 +71,12 @@ pub(super) fn routines() -> std::ops::Range<usize> {
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid ucontext to an SA_SIGINFO handler; only the program counter is changed, and
-    // only when it lies in our routine, whose error exit needs no register or stack but what the call left.
+    // SAFETY: the kernel passes a valid ucontext to an SA_SIGINFO handler; only the program counter is
+    // changed, and only when it lies in our routine, whose error exit needs no register or stack but what the
+    // call left.
     unsafe {
-        // No fault, but kill(2) or the like, which may interrupt a routine as anything else: it goes on afterwards. The signal does not come again by itself.
+        // No fault, but kill(2) or the like, which may interrupt a routine as anything else: it goes on
+        // afterwards. The signal does not come again by itself.
         let was_sent = (*info).si_code <= 0;
         let counter = arch::program_counter(&mut *context.cast::<libc::ucontext_t>());
         // PRACTICE-FAULT-4
@@ -88,8 +91,8 @@ extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
         let previous = &*slot(signal);
         match previous.sa_sigaction {
             libc::SIG_IGN if was_sent => {}
-            // The default or nothing: restore it and let the instruction fault again, so that the process ends as it
-            // would have without us. An ignored synchronous fault ends the process too.
+            // The default or nothing: restore it and let the instruction fault again, so that the process
+            // ends as it would have without us. An ignored synchronous fault ends the process too.
             libc::SIG_DFL | libc::SIG_IGN => {
                 libc::sigaction(signal, previous, std::ptr::null_mut());
                 if was_sent {

@@ -1,14 +1,16 @@
 //! Copies by the kernel, in the process itself, for when no handler of ours would hear of a fault.
 //!
-//! The routines still store what has to be stored by one instruction: the last word, and atomics. The kernel is asked first whether the page can be written
-//! (MADV_POPULATE_WRITE, Linux 5.14); if the program unmaps it between that and the instruction, its own handler gets the fault.
+//! The routines still store what has to be stored by one instruction: the last word, and atomics. The kernel
+//! is asked first whether the page can be written (MADV_POPULATE_WRITE, Linux 5.14); if the program unmaps it
+//! between that and the instruction, its own handler gets the fault.
 
 use super::Fault;
 
 /// madvise(2)'s number for having pages written to; not in libc for all C libraries.
 const POPULATE_WRITE: libc::c_int = 23;
 
-/// Copies all but the last word by process_vm_writev(2), and that behind it. None where the kernel refuses such calls altogether.
+/// Copies all but the last word by process_vm_writev(2), and that behind it. None where the kernel refuses
+/// such calls altogether.
 ///
 /// # Safety
 /// As of [`super::copy_between`].
@@ -37,7 +39,8 @@ pub(super) unsafe fn copy(target: usize, source: usize, length: usize) -> Option
     Some(written)
 }
 
-/// Whether a word can be changed by an instruction of this process. Where the kernel cannot be asked: whether it can be read.
+/// Whether a word can be changed by an instruction of this process. Where the kernel cannot be asked: whether
+/// it can be read.
 pub(super) fn can_be_changed(address: usize) -> bool {
     let mut word = [0u8; 8];
     // SAFETY: a live local of eight bytes.
@@ -45,7 +48,8 @@ pub(super) fn can_be_changed(address: usize) -> bool {
         || unsafe { write(word.as_mut_ptr() as usize, address, 8) }.is_ok() && !is_new_enough()
 }
 
-/// The bytes of the longest word, of up to eight, that ends where the range ends and lies at a multiple of its size.
+/// The bytes of the longest word, of up to eight, that ends where the range ends and lies at a multiple of
+/// its size.
 fn tail(target: usize, length: usize) -> usize {
     let aligned = 1 << (target + length).trailing_zeros().min(3);
     [8, 4, 2, 1].into_iter().find(|size| *size <= aligned && *size <= length).unwrap_or(0)
@@ -79,7 +83,8 @@ fn vector(base: usize, length: usize) -> libc::iovec {
     libc::iovec { iov_base: base as *mut _, iov_len: length }
 }
 
-/// Has the kernel prepare the page that the word is in for writing. A word that lies at a multiple of its size is in one.
+/// Has the kernel prepare the page that the word is in for writing. A word that lies at a multiple of its
+/// size is in one.
 fn can_be_written(address: usize) -> bool {
     // SAFETY: sysconf takes a plain number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
@@ -87,7 +92,8 @@ fn can_be_written(address: usize) -> bool {
     unsafe { libc::madvise((address & !(page - 1)) as *mut _, page, POPULATE_WRITE) == 0 }
 }
 
-/// Whether the kernel can be asked that: a range of no bytes is always in order, unless the advice is unknown.
+/// Whether the kernel can be asked that: a range of no bytes is always in order, unless the advice is
+/// unknown.
 fn is_new_enough() -> bool {
     // SAFETY: no byte is named.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, POPULATE_WRITE) == 0 }

@@ -2,16 +2,17 @@
 
 use std::arch::global_asm;
 
-// copy(target rdi, source rsi, length rdx) -> 0, or 1 on a fault. The tail, the longest word of up to 8 bytes that ends where
-// the range ends and lies at a multiple of its size, is stored by one plain move after everything else, and x86 shows stores in
-// their order. So a word that a program polls is never seen in parts. No byte is stored twice: a program may change what it has seen.
-// The three routines differ in what moves the body, which is what comes before the tail:
+// copy(target rdi, source rsi, length rdx) -> 0, or 1 on a fault. The tail, the longest word of up to 8 bytes
+// that ends where the range ends and lies at a multiple of its size, is stored by one plain move after
+// everything else, and x86 shows stores in their order. So a word that a program polls is never seen in
+// parts. No byte is stored twice: a program may change what it has seen. The three routines differ in what
+// moves the body, which is what comes before the tail:
 //   copy          pairs of SSE registers up to 511 bytes, the string instruction beyond
 //   copy_avx2     AVX registers, for at least 64 bytes
 //   copy_avx512   AVX-512 registers that have no lower halves in common with SSE's, for at least 128 bytes
-// Both of the latter store whole registers at multiples of their size. A fault leaves AVX's upper halves in use: copy_long puts
-// that right.
-// add(address rdi, value rsi, old rdx) and cas(address rdi, compare rsi, swap rdx, old rcx) -> 0 or 1.
+// Both of the latter store whole registers at multiples of their size. A fault leaves AVX's upper halves in
+// use: copy_long puts that right. add(address rdi, value rsi, old rdx) and cas(address rdi, compare rsi, swap
+// rdx, old rcx) -> 0 or 1.
 global_asm!(
     // r8: bytes of the tail; rcx: bytes of the body.
     ".macro adverb_split_off_tail",
@@ -226,7 +227,8 @@ global_asm!(
 
 /// From as many bytes on, AVX registers pay.
 const WIDE: usize = 192;
-/// From as many bytes on, the string instruction is the fastest where the processor says that it is made for that.
+/// From as many bytes on, the string instruction is the fastest where the processor says that it is made for
+/// that.
 const STRING: usize = 16 << 10;
 
 unsafe extern "C" {
@@ -236,7 +238,8 @@ unsafe extern "C" {
     fn adverb_fault_cas(address: usize, compare: u64, swap: u64, old: *mut u64) -> u32;
 }
 
-/// Copies by the fastest routine that the processor has for so many bytes; the result says whether that faulted.
+/// Copies by the fastest routine that the processor has for so many bytes; the result says whether that
+/// faulted.
 ///
 /// # Safety
 /// As [`super::copy_between`].
@@ -254,7 +257,8 @@ pub(super) unsafe fn copy(target: usize, source: usize, length: usize) -> u32 {
 /// As [`copy`], for at least [`WIDE`] bytes.
 unsafe fn copy_long(target: usize, source: usize, length: usize) -> u32 {
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor and the system have the registers.
+        // SAFETY: handed on to the caller; a bad address ends in the error exit. The processor and the system
+        // have the registers.
         return unsafe { adverb_fault_copy_avx512(target, source, length) };
     }
     if !is_x86_feature_detected!("avx2") {
@@ -333,7 +337,8 @@ mod tests {
         }
     }
 
-    // Wherever in a routine the page ends: in the words before the first whole register, in the registers, behind them.
+    // Wherever in a routine the page ends: in the words before the first whole register, in the registers,
+    // behind them.
     #[test]
     fn every_routine_ends_with_an_error_at_a_page_that_may_not_be_touched() {
         super::super::install_handler();

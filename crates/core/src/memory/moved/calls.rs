@@ -1,5 +1,6 @@
-//! System calls on mappings, made without libc's functions, since programs put their own in the place of those. UCX does, to hear of memory that goes away.
-//! It would take a page that we exchange for one that the program has unmapped, and its `mremap` forgets the fifth argument.
+//! System calls on mappings, made without libc's functions, since programs put their own in the place of
+//! those. UCX does, to hear of memory that goes away. It would take a page that we exchange for one that the
+//! program has unmapped, and its `mremap` forgets the fifth argument.
 //!
 //! All are as their namesakes of libc, down to errno.
 

@@ -1,7 +1,8 @@
-//! The effects of the program's calls on shared pages, carried out by the guard in the file and in the ledger.
+//! The effects of the program's calls on shared pages, carried out by the guard in the file and in the
+//! ledger.
 //!
-//! The system says at that instant where the file is in memory ([`super::mapped`]). Only the ledger knows which bytes were in a place that is unmapped by
-//! now.
+//! The system says at that instant where the file is in memory ([`super::mapped`]). Only the ledger knows
+//! which bytes were in a place that is unmapped by now.
 
 use super::calls;
 use super::file::{Area, Identity, punch};
@@ -112,7 +113,8 @@ pub(super) const CALLS: [i64; 6] = [
 ];
 
 impl Effect<'_> {
-    /// For each thread that waits, does the work that must be done before its call returns. The work may be done again, with no other result.
+    /// For each thread that waits, does the work that must be done before its call returns. The work may be
+    /// done again, with no other result.
     pub(super) fn before(&mut self) {
         for at in 0..self.seen.count {
             let Call { number, arguments } = self.seen.calls[at];
@@ -138,7 +140,8 @@ impl Effect<'_> {
     /// Carries out an event that has been read: its caller goes on already.
     pub(super) fn after(&mut self, event: Event) {
         match event {
-            // Otherwise the work was done before the event was read. Or its caller is no thread that can be seen (io_uring).
+            // Otherwise the work was done before the event was read. Or its caller is no thread that can be
+            // seen (io_uring).
             Event::Removed { start, end } => {
                 if !self.seen.has(ChangeKind::Dropped, start) {
                     let _ = self.drop_late(start, end);
@@ -168,7 +171,8 @@ impl Effect<'_> {
         start.saturating_add(length.checked_next_multiple_of(self.page).unwrap_or(usize::MAX))
     }
 
-    /// Whether the kernel goes on behind it without an error. `waits`: a thread waits in there, and not in another range of the same call.
+    /// Whether the kernel goes on behind it without an error. `waits`: a thread waits in there, and not in
+    /// another range of the same call.
     fn advised(
         &mut self,
         start: usize,
@@ -202,7 +206,8 @@ impl Effect<'_> {
     fn advised_all(&mut self, vector: usize, count: usize, advice: usize) {
         for at in 0..count.min(libc::UIO_MAXIOV as usize) {
             let mut part = [0; 16];
-            // SAFETY: the caller gave the kernel this memory to be read, and waits; a bad address is an error.
+            // SAFETY: the caller gave the kernel this memory to be read, and waits; a bad address is an
+            // error.
             let read = unsafe { copy::copy_from(&mut part, vector.wrapping_add(at * 16)) };
             let word = |bytes: &[u8]| bytes.try_into().map_or(0, usize::from_ne_bytes);
             let (start, length) = part.split_at(8);
@@ -230,7 +235,8 @@ impl Effect<'_> {
         }
     }
 
-    /// Takes out of the file the bytes that were there and are not any more. A call that failed has unmapped nothing.
+    /// Takes out of the file the bytes that were there and are not any more. A call that failed has unmapped
+    /// nothing.
     fn unmapped(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         self.learn(end)?;
         let (file, identity, pieces) = (self.file, self.identity, &mut *self.pieces);
@@ -250,7 +256,8 @@ impl Effect<'_> {
         Ok(())
     }
 
-    /// A part that the program has made longer is behind the part that it takes away. The ledger hears of it now, since no event tells of it later.
+    /// A part that the program has made longer is behind the part that it takes away. The ledger hears of it
+    /// now, since no event tells of it later.
     fn learn(&mut self, at: usize) -> Result<(), UnreadableMaps> {
         let (identity, pieces) = (self.identity, &mut *self.pieces);
         self.mapped.each(at, at.saturating_add(1), |vma| {
@@ -261,8 +268,8 @@ impl Effect<'_> {
         })
     }
 
-    /// MREMAP_DONTUNMAP: the old place of private memory is empty afterwards. Of shared memory it would show the same pages, so private memory takes their
-    /// place.
+    /// MREMAP_DONTUNMAP: the old place of private memory is empty afterwards. Of shared memory it would show
+    /// the same pages, so private memory takes their place.
     fn emptied(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         let identity = self.identity;
         let mut there = None;
@@ -282,13 +289,15 @@ impl Effect<'_> {
         if is_moved {
             self.faults.unregister(start, end - start);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-            // SAFETY: the caller has given up these bytes, and waits. The call makes no event, for which this thread would wait in vain.
+            // SAFETY: the caller has given up these bytes, and waits. The call makes no event, for which this
+            // thread would wait in vain.
             unsafe { calls::mmap(start as *mut _, end - start, protection, flags, -1, 0) };
         }
         Ok(())
     }
 
-    /// Drops pages whose owner goes on already: none that has been used again since. Those that the kernel has yet to drop in memory are waited for, a little.
+    /// Drops pages whose owner goes on already: none that has been used again since. Those that the kernel
+    /// has yet to drop in memory are waited for, a little.
     fn drop_late(&mut self, start: usize, end: usize) -> Result<(), UnreadableMaps> {
         const TRIES: u32 = 50;
         let (file, identity, size, pagemap) = (self.file, self.identity, self.page, self.pagemap);

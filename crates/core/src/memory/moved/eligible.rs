@@ -1,9 +1,11 @@
-//! Which memory may be moved: private, anonymous, plain; no thread's stack; with no property that it would lose.
+//! Which memory may be moved: private, anonymous, plain; no thread's stack; with no property that it would
+//! lose.
 
 use super::Refusal;
 use super::maps::{Maps, Name, Vma};
 
-/// Looks at the pages of [`start`, `end`). `own` are addresses and lengths of memory that the calling thread, and the guard, use meanwhile.
+/// Looks at the pages of [`start`, `end`). `own` are addresses and lengths of memory that the calling thread,
+/// and the guard, use meanwhile.
 pub(super) fn check(
     maps: &Maps,
     start: usize,
@@ -59,13 +61,15 @@ fn has_default_policy(address: usize) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a stack whose thread's data are at `top` may reach into the memory that begins at `start`: both are in one mapping, the stack below its data.
+/// Whether a stack whose thread's data are at `top` may reach into the memory that begins at `start`: both
+/// are in one mapping, the stack below its data.
 fn is_stack(found: &[Vma], top: usize, start: usize) -> bool {
     start <= top && found.iter().any(|vma| (vma.start..vma.end).contains(&top))
 }
 
-/// For each thread but the first, an address in the data that the C library keeps at the upper end of its stack. It is the head of the thread's list of
-/// robust mutexes, which the kernel knows. A thread that forks without its stack dies.
+/// For each thread but the first, an address in the data that the C library keeps at the upper end of its
+/// stack. It is the head of the thread's list of robust mutexes, which the kernel knows. A thread that forks
+/// without its stack dies.
 fn stacks() -> Result<Vec<usize>, Refusal> {
     let because = |error| Refusal::because("/proc/self/task", &error);
     // SAFETY: asks for a number.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the file. Nearly all of it is never there.
 const SIZE: u64 = 1 << 56;
-/// The least distance between two ranges: a range that the program makes longer (mremap(2)) goes on with zeros.
+/// The least distance between two ranges: a range that the program makes longer (mremap(2)) goes on with
+/// zeros.
 pub(super) const GAP: u64 = 1 << 32;
 
 /// A part of the file.
@@ -153,8 +154,8 @@ fn data(fd: RawFd, from: u64, end: u64) -> Option<(u64, u64)> {
 static DEVICE: AtomicU64 = AtomicU64::new(0);
 static INODE: AtomicU64 = AtomicU64::new(0);
 
-/// Gives the pages of a piece of the file back; a process that still maps it finds zeros. Does nothing if the program has closed the descriptor: its number
-/// may be that of a file of the program's by now.
+/// Gives the pages of a piece of the file back; a process that still maps it finds zeros. Does nothing if the
+/// program has closed the descriptor: its number may be that of a file of the program's by now.
 pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     if !is_ours(descriptor) {
@@ -171,7 +172,8 @@ fn is_ours(descriptor: RawFd) -> bool {
     is_of(descriptor, DEVICE.load(Ordering::Relaxed), INODE.load(Ordering::Relaxed))
 }
 
-/// Whether a descriptor is of the file with this inode of this file system. Each file system counts its inodes by itself.
+/// Whether a descriptor is of the file with this inode of this file system. Each file system counts its
+/// inodes by itself.
 fn is_of(descriptor: RawFd, device: u64, inode: u64) -> bool {
     // SAFETY: all zeros is a valid stat, and the call fills a live local.
     unsafe {

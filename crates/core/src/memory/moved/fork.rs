@@ -1,9 +1,10 @@
 //! Fork: a child gets copies of shared pages, in their places, as they were immediately before.
 //!
-//! The pages themselves belong to the parent and its peers, which go on writing to them. So a child does not inherit them, as the kernel does not let it
-//! inherit pages that an adapter has pinned. The parent's thread makes a copy before the fork. The child finds it there, and puts it into its place by a
-//! system call for each piece. As with an adapter, stores of other threads during a fork may be in the child, or not. The handler of the child takes no
-//! lock and frees nothing: it has the lock that the parent's thread took.
+//! The pages themselves belong to the parent and its peers, which go on writing to them. So a child does not
+//! inherit them, as the kernel does not let it inherit pages that an adapter has pinned. The parent's thread
+//! makes a copy before the fork. The child finds it there, and puts it into its place by a system call for
+//! each piece. As with an adapter, stores of other threads during a fork may be in the child, or not. The
+//! handler of the child takes no lock and frees nothing: it has the lock that the parent's thread took.
 
 use super::calls;
 use super::file::{Area, SharedFile};
@@ -23,8 +24,8 @@ struct Copy {
     protection: i32,
 }
 
-/// The bytes for a child, in pages of its own. The program's heap may be among the moved pages, and then a child has no heap before they are in their
-/// places.
+/// The bytes for a child, in pages of its own. The program's heap may be among the moved pages, and then a
+/// child has no heap before they are in their places.
 pub(super) struct Copies {
     /// The first one, or zero.
     at: usize,
@@ -90,7 +91,8 @@ struct Holding(UnsafeCell<Option<StateGuard>>);
 unsafe impl Sync for Holding {}
 static HOLDING: Holding = Holding(UnsafeCell::new(None));
 
-/// Registers the handlers, once per process, with the engine's: the earlier, the sooner a child has its memory, and the later it is copied.
+/// Registers the handlers, once per process, with the engine's: the earlier, the sooner a child has its
+/// memory, and the later it is copied.
 pub(crate) fn install_handlers() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
@@ -119,7 +121,8 @@ fn copy_all(state: &mut State) {
     for piece in own.copied() {
         copy(piece.offset, piece.address, piece.length, libc::PROT_READ | libc::PROT_WRITE);
     }
-    // The moved pages, at their present addresses, with the parts by which the program has made them longer: those are there even if nothing else is.
+    // The moved pages, at their present addresses, with the parts by which the program has made them longer:
+    // those are there even if nothing else is.
     match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
         Ok(views) => {
             let is_moved = |vma: &Vma| vma.is_shared && Area::at(vma.offset) == Area::Moved;
@@ -176,7 +179,8 @@ extern "C" fn in_child() {
     let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
     for copy in state.copies.all() {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: the copy is the child's own, and nothing is where it belongs: the parent's mapping was not inherited.
+        // SAFETY: the copy is the child's own, and nothing is where it belongs: the parent's mapping was not
+        // inherited.
         unsafe {
             calls::mremap(copy.from as *mut _, copy.length, copy.length, how, copy.to as *mut _);
             if copy.protection != libc::PROT_READ | libc::PROT_WRITE {

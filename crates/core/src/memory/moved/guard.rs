@@ -1,16 +1,20 @@
 //! The guard: a thread that has shared pages behave as the program may expect of private ones.
 //!
-//! Shared pages are registered with userfaultfd(2). A thread that takes some away, by madvise(2), munmap(2) or mremap(2), then sleeps until the guard has
-//! heard of it. Nothing is protected and nothing is missing there: no access ever waits. MADV_DONTNEED on private memory gives zeros, so the guard takes
-//! the pages out of the file. It has to do so *before* it reads the event: to read the event lets the caller go on. An event that has not been read says
-//! nothing. So the guard looks which system calls the threads sleep in ([`super::tasks`]), and where in the file their bytes are at that instant
-//! ([`super::mapped`]). A thread in such a call has given its bytes up ([`super::effect`]). The kernel hands out the oldest event first. The thread of that
-//! event sleeps, and the guard sees it. There is one exception. To read an event wakes all threads that wait, for the moment that each takes to see that it
-//! is not its turn. So the guard waits for every thread that runs, until the thread sleeps or has run for longer than that moment
+//! Shared pages are registered with userfaultfd(2). A thread that takes some away, by madvise(2), munmap(2)
+//! or mremap(2), then sleeps until the guard has heard of it. Nothing is protected and nothing is missing
+//! there: no access ever waits. MADV_DONTNEED on private memory gives zeros, so the guard takes the pages out
+//! of the file. It has to do so *before* it reads the event: to read the event lets the caller go on. An
+//! event that has not been read says nothing. So the guard looks which system calls the threads sleep in
+//! ([`super::tasks`]), and where in the file their bytes are at that instant ([`super::mapped`]). A thread in
+//! such a call has given its bytes up ([`super::effect`]). The kernel hands out the oldest event first. The
+//! thread of that event sleeps, and the guard sees it. There is one exception. To read an event wakes all
+//! threads that wait, for the moment that each takes to see that it is not its turn. So the guard waits for
+//! every thread that runs, until the thread sleeps or has run for longer than that moment
 //! ([`super::tasks::Runners`]).
 //!
-//! The sleeper may hold any lock of the program's, that of its allocator first of all. So the guard allocates nothing, and takes no lock but that of the ledger
-//! ([`super::ledger`]), which no thread holds that could be waiting for the guard.
+//! The sleeper may hold any lock of the program's, that of its allocator first of all. So the guard allocates
+//! nothing, and takes no lock but that of the ledger ([`super::ledger`]), which no thread holds that could be
+//! waiting for the guard.
 
 use super::effect::{CALLS, Effect, EventReaders, nap};
 use super::file::{Identity, SharedFile};

@@ -1,5 +1,6 @@
-//! Whether the kernel or a device may keep pages of the process's memory, and write to them at any time: by io_uring, by queues of asynchronous requests,
-//! by devices. Devices are not looked for by name: each counts unless it is known to keep no pages.
+//! Whether the kernel or a device may keep pages of the process's memory, and write to them at any time: by
+//! io_uring, by queues of asynchronous requests, by devices. Devices are not looked for by name: each counts
+//! unless it is known to keep no pages.
 
 use super::Refusal;
 use super::maps;
@@ -49,7 +50,8 @@ pub(super) fn check() -> Result<(), Refusal> {
 fn has_registered_ring() -> bool {
     const ENTER_REGISTERED_RING: u32 = 1 << 4;
     for ring in 0..16 {
-        // SAFETY: submits nothing, and waits for nothing; the pointer and the size are as wide as the kernel reads them.
+        // SAFETY: submits nothing, and waits for nothing; the pointer and the size are as wide as the kernel
+        // reads them.
         let entered = unsafe {
             libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, ENTER_REGISTERED_RING, 0_usize, 0_usize)
         };

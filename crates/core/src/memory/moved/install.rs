@@ -1,7 +1,8 @@
 //! Puts pages of the file in the place of private ones: taken away, copied, and exchanged by one system call.
 //!
-//! The attempt to take them away shows whether the kernel or a device has its hands on one. While they are away, nothing is allocated and no lock is
-//! taken but the ledger's: the holder of another lock may be waiting for the pages' return.
+//! The attempt to take them away shows whether the kernel or a device has its hands on one. While they are
+//! away, nothing is allocated and no lock is taken but the ledger's: the holder of another lock may be
+//! waiting for the pages' return.
 
 use super::Refusal;
 use super::calls;
@@ -82,7 +83,8 @@ fn put_back(faults: &Userfault, job: &Job, scratch: &mut Mapping, length: usize)
     while done < length {
         // Pages that cannot be moved are copied: into fresh pages, since nothing is there.
         let part = CHUNK.min(length - done);
-        // SAFETY: the target is the program's memory, which has lost these very bytes; the source is our own mapping.
+        // SAFETY: the target is the program's memory, which has lost these very bytes; the source is our own
+        // mapping.
         if unsafe { copy::copy_between(base + done, away + done, part) }.is_err() {
             return scratch.put_tail(done, length, base + done);
         }
@@ -135,7 +137,8 @@ impl Mapping {
         Self::new(length, flags, -1, 0)
     }
 
-    /// A part of the file. Children of fork do not inherit it, and it is not locked, even if the program has all that is new locked.
+    /// A part of the file. Children of fork do not inherit it, and it is not locked, even if the program has
+    /// all that is new locked.
     pub(super) fn shared(length: usize, descriptor: RawFd, offset: u64) -> Result<Self, Refusal> {
         let mapping = Self::new(length, libc::MAP_SHARED, descriptor, offset)?;
         let at = mapping.address as *mut _;
@@ -165,7 +168,8 @@ impl Mapping {
     /// Takes the place of the pages at `base`, in one step, of which the guard hears.
     fn put(self, base: usize) -> Result<(), (Self, Refusal)> {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: the bytes at `base` were the same, and have been taken away from there. No other thread runs that could have put others there.
+        // SAFETY: the bytes at `base` were the same, and have been taken away from there. No other thread
+        // runs that could have put others there.
         let put =
             unsafe { calls::mremap(self.address as *mut _, self.length, self.length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
@@ -175,11 +179,12 @@ impl Mapping {
         Ok(())
     }
 
-    /// The pages from `from` to `to` take the place of those at `base`. They are the only copy of the program's bytes: where even that cannot be
-    /// had, the program ends, and does not go on without them.
+    /// The pages from `from` to `to` take the place of those at `base`. They are the only copy of the
+    /// program's bytes: where even that cannot be had, the program ends, and does not go on without them.
     fn put_tail(&mut self, from: usize, to: usize, base: usize) {
         let (at, length, how) = (self.address + from, to - from, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
-        // SAFETY: part of our own mapping; the pages at `base` have lost these very bytes, and belong to no other mapping.
+        // SAFETY: part of our own mapping; the pages at `base` have lost these very bytes, and belong to no
+        // other mapping.
         let put = unsafe { calls::mremap(at as *mut _, length, length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
             crate::log::say(format_args!(
@@ -203,7 +208,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Which private pages there is anything in (`/proc/self/pagemap`), so that memory that no thread has touched stays so.
+/// Which private pages there is anything in (`/proc/self/pagemap`), so that memory that no thread has touched
+/// stays so.
 struct PageMap {
     file: Option<File>,
     page: usize,
@@ -238,7 +244,8 @@ mod tests {
     const PAGE: usize = 4096;
     const LENGTH: usize = 3 * CHUNK;
 
-    /// Bytes that can be neither moved nor copied to where they were are reachable there all the same, those before them, too.
+    /// Bytes that can be neither moved nor copied to where they were are reachable there all the same, those
+    /// before them, too.
     #[test]
     fn bytes_that_cannot_be_copied_back_are_not_lost() {
         let pattern: Vec<u8> = (0..LENGTH).map(|at| (at / 64) as u8 ^ 0x5a).collect();
@@ -249,7 +256,8 @@ mod tests {
             unsafe {
                 copy::copy_to(scratch.address, &pattern[..taken]).unwrap();
                 copy::copy_to(place.address + taken, &pattern[taken..]).unwrap();
-                // From its second chunk on, the place takes nothing; without a registration, no pages are moved.
+                // From its second chunk on, the place takes nothing; without a registration, no pages are
+                // moved.
                 let at = (place.address + CHUNK) as *mut _;
                 assert_eq!(libc::mprotect(at, taken - CHUNK, libc::PROT_READ), 0);
             }

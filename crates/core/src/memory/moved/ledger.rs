@@ -1,5 +1,6 @@
-//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed table under a lock of its own. The holder of
-//! that lock allocates nothing, and makes no system call that could wait for the guard.
+//! Where shared pages are in the program's memory. The guard goes by it ([`super::guard`]), so it is a fixed
+//! table under a lock of its own. The holder of that lock allocates nothing, and makes no system call that
+//! could wait for the guard.
 
 use super::file::GAP;
 use crate::signals::SignalMask;
@@ -7,7 +8,8 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The most pieces: those that may be shared, and those that a program makes of them by moving parts elsewhere.
+/// The most pieces: those that may be shared, and those that a program makes of them by moving parts
+/// elsewhere.
 const MOST: usize = 1024;
 
 /// Pages of the file, in one piece of the program's memory.
@@ -66,8 +68,8 @@ pub(super) enum FilePlace {
 /// All pieces.
 pub(super) struct Pieces {
     count: usize,
-    /// There was no room for a piece: it is somewhere, and the ledger does not know where. From then on, bytes that might be of that piece are not taken
-    /// out of the file.
+    /// There was no room for a piece: it is somewhere, and the ledger does not know where. From then on,
+    /// bytes that might be of that piece are not taken out of the file.
     has_lost_some: bool,
     all: [Piece; MOST],
 }
@@ -96,7 +98,8 @@ impl Pieces {
         self.has_lost_some
     }
 
-    /// Whether something of the range of the file that begins at `offset`, or was cut from it, may still be there.
+    /// Whether something of the range of the file that begins at `offset`, or was cut from it, may still be
+    /// there.
     pub(super) fn has_any_near(&self, offset: u64) -> bool {
         self.has_lost_some || self.used().iter().any(|piece| piece.offset.abs_diff(offset) < GAP)
     }
@@ -138,8 +141,9 @@ impl Pieces {
         }
     }
 
-    /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows. A part that a program has made longer goes on
-    /// behind its piece in the file, up to the next piece. Where the program has not done that, such a part is empty. Parts on the line `but` are left out.
+    /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows.
+    /// A part that a program has made longer goes on behind its piece in the file, up to the next piece.
+    /// Where the program has not done that, such a part is empty. Parts on the line `but` are left out.
     pub(super) fn parts(&self, start: usize, end: usize, but: Option<Line>, mut each: impl FnMut(u64, u64)) {
         let mut left = end.saturating_sub(start);
         let mut part = |piece: &Piece, from: usize, to: usize| {
@@ -173,7 +177,8 @@ impl Pieces {
                 at += 1;
                 continue;
             }
-            // The parts before and behind come back, behind this place in the table or in it, and have nothing there.
+            // The parts before and behind come back, behind this place in the table or in it, and have
+            // nothing there.
             self.remove(at);
             if piece.base < start {
                 self.note(Piece { length: start - piece.base, ..piece });
@@ -195,7 +200,8 @@ impl Pieces {
         self.note(Piece { base: start, length: end - start, offset: line.offset(start) });
     }
 
-    /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it does.
+    /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it
+    /// does.
     pub(super) fn relocate(&mut self, from: usize, to: usize, length: usize, line: Option<Line>) {
         let end = from.saturating_add(length);
         // The bytes of one move are one mapping, and so on one line.

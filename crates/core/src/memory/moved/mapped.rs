@@ -1,4 +1,5 @@
-//! The mappings at this instant, and which of them the kernel does not drop, for the guard: it allocates nothing here, and takes no lock of the program's.
+//! The mappings at this instant, and which of them the kernel does not drop, for the guard: it allocates
+//! nothing here, and takes no lock of the program's.
 
 use super::Refusal;
 use super::file::Identity;
@@ -86,9 +87,10 @@ impl ProgramMaps {
         Ok(())
     }
 
-    /// How far from `start` on, at most to `end`, MADV_DONTNEED goes. The kernel takes one mapping after the other, passes over holes, and stops at a
-    /// mapping that may not be dropped. Locked memory is such a one, but for MADV_DONTNEED_LOCKED (`with_locked`). The first mapping may be dropped if a
-    /// thread waits there (`waits`).
+    /// How far from `start` on, at most to `end`, MADV_DONTNEED goes. The kernel takes one mapping after the
+    /// other, passes over holes, and stops at a mapping that may not be dropped. Locked memory is such a one,
+    /// but for MADV_DONTNEED_LOCKED (`with_locked`). The first mapping may be dropped if a thread waits there
+    /// (`waits`).
     pub(super) fn may_be_dropped(
         &mut self,
         file: Identity,

@@ -1,4 +1,5 @@
-//! The mappings of the process: by PROCMAP_QUERY, or from the text of `/proc/self/maps` where the kernel has no such call.
+//! The mappings of the process: by PROCMAP_QUERY, or from the text of `/proc/self/maps` where the kernel has
+//! no such call.
 
 use super::file::Identity;
 use super::{Facilities, Refusal};
@@ -153,8 +154,8 @@ fn split_fields(line: &[u8]) -> Option<(&str, &[u8])> {
 pub(super) struct FlaggedMappings(Vec<(usize, usize, &'static str)>);
 
 impl FlaggedMappings {
-    /// The flagged mappings of all that begins below `until`. There is no source for it but `smaps`, which counts pages as well: so not of more
-    /// memory than it is quick with.
+    /// The flagged mappings of all that begins below `until`. There is no source for it but `smaps`, which
+    /// counts pages as well: so not of more memory than it is quick with.
     pub(super) fn below(until: usize) -> Result<Self, Refusal> {
         const MOST_RESIDENT: u64 = 4 << 20;
         const MOST_TEXT: usize = 16 << 20;
@@ -226,7 +227,8 @@ pub(in crate::memory) fn next(maps: &File, address: usize) -> Result<Option<Vma>
     query::next(maps, address, 0)
 }
 
-/// The end of the mapping that `address` is in, and its protection, in the bits of mmap(2). `maps` is an open `/proc/PID/maps`.
+/// The end of the mapping that `address` is in, and its protection, in the bits of mmap(2). `maps` is an open
+/// `/proc/PID/maps`.
 pub(in crate::memory) fn mapping_at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
     Ok(query::at(maps, address)?.map(|vma| (vma.end, vma.protection)))
 }
@@ -312,7 +314,8 @@ mod query {
             ..Query::default()
         };
         let mut has_name = true;
-        // SAFETY: `query` has the size that it says, and names a live buffer of the length beside it, or none.
+        // SAFETY: `query` has the size that it says, and names a live buffer of the length beside it, or
+        // none.
         while unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } != 0 {
             match std::io::Error::last_os_error().raw_os_error() {
                 Some(libc::ENOENT) => return Ok(None),

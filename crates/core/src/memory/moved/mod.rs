@@ -1,18 +1,21 @@
 //! Registered memory that a process of the same host reaches by loads and stores of its own.
 //!
-//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). The rest of the region, in
-//! its first and last page, stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes. A copy
-//! back would cut off any part of the kernel that has got hold of them meanwhile.
+//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer
+//! maps ([`View`]). The rest of the region, in its first and last page, stays as it is. The pages stay there
+//! when the region is deregistered, and serve the next registration of the same bytes. A copy back would cut
+//! off any part of the kernel that has got hold of them meanwhile.
 //!
-//! The program does not notice. Moving takes a copy, so the program's only thread does it, in a verbs call. Its signals are blocked and the engine's own
-//! threads held ([`crate::helpers`]). Nothing may be there by which the kernel or a device could have pages in its hands. From then on a thread of ours
-//! *guards* the pages: dropped pages read as zeros, and the guard knows those that are unmapped or moved. Where one of these conditions does not hold,
-//! nothing is moved ([`Refusal`]), and peers go other ways.
+//! The program does not notice. Moving takes a copy, so the program's only thread does it, in a verbs call.
+//! Its signals are blocked and the engine's own threads held ([`crate::helpers`]). Nothing may be there by
+//! which the kernel or a device could have pages in its hands. From then on a thread of ours *guards* the
+//! pages: dropped pages read as zeros, and the guard knows those that are unmapped or moved. Where one of
+//! these conditions does not hold, nothing is moved ([`Refusal`]), and peers go other ways.
 //!
-//! Parts: [`file`] has the descriptor. At a [`safe_point`], a thread of the program does the work; [`quiet`] and [`holders`] look whether others could
-//! write, [`maps`] and [`eligible`] which memory may be moved. [`userfault`] and [`install`] move it. Afterwards, [`guard`], [`tasks`], [`mapped`],
-//! [`effect`] and [`ledger`] keep it. [`fork`] has the copies for a child, [`state`] the lock, [`view`] the peer's side, and [`own`] the engine's own
-//! memory. [`calls`] has the system calls on mappings.
+//! Parts: [`file`] has the descriptor. At a [`safe_point`], a thread of the program does the work; [`quiet`]
+//! and [`holders`] look whether others could write, [`maps`] and [`eligible`] which memory may be moved.
+//! [`userfault`] and [`install`] move it. Afterwards, [`guard`], [`tasks`], [`mapped`], [`effect`] and
+//! [`ledger`] keep it. [`fork`] has the copies for a child, [`state`] the lock, [`view`] the peer's side, and
+//! [`own`] the engine's own memory. [`calls`] has the system calls on mappings.
 
 mod calls;
 mod effect;
@@ -62,7 +65,8 @@ use userfault::{MOVE_FEATURES, Userfault};
 /// Where a peer finds the pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The memory descriptor, the engine's own: one for all regions of the process, sealed against becoming shorter.
+    /// The memory descriptor, the engine's own: one for all regions of the process, sealed against becoming
+    /// shorter.
     pub descriptor: RawFd,
     /// Where in it they begin.
     pub offset: u64,
@@ -83,7 +87,8 @@ pub trait Movable {
     /// Where others can map its pages from, if they have been moved.
     fn place(&self) -> Option<Place>;
 
-    /// Whether bytes of it are lent to a process that reads them at any time. For a caller that knows that no thread of the engine has any in use.
+    /// Whether bytes of it are lent to a process that reads them at any time. For a caller that knows that no
+    /// thread of the engine has any in use.
     fn is_lent(&self) -> bool;
 
     /// Gives it moved pages. False if it has ended.
@@ -96,7 +101,8 @@ pub struct MovedRegion {
     born: ForkGeneration,
 }
 
-/// The most pieces and bytes that are shared: a fork copies them, and all of `smaps` is read to share another one.
+/// The most pieces and bytes that are shared: a fork copies them, and all of `smaps` is read to share another
+/// one.
 const MOST_PIECES: usize = 256;
 const MOST_BYTES: usize = 256 << 20;
 
@@ -112,8 +118,8 @@ fn least(taken: usize, page: usize) -> Option<usize> {
     }
 }
 
-/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before any other process is
-/// troubled.
+/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some
+/// microseconds. To be asked before any other process is troubled.
 ///
 /// # Errors
 /// Why it would not.
@@ -177,15 +183,16 @@ fn has_room(length: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Moves the pages inside of these regions to where a peer can map them. Returns, for each region, where they are, or why they are not moved. Regions whose
-/// bytes have been moved already cost next to nothing.
+/// Moves the pages inside of these regions to where a peer can map them. Returns, for each region, where they
+/// are, or why they are not moved. Regions whose bytes have been moved already cost next to nothing.
 ///
-/// A thread of the program calls it at a *safe point*: it has entered the engine, holds none of its locks and has no bytes of a region open. A peer of the
-/// same host may reach the bytes. The move takes about 0.8 ms for each MiB. No other process may be writing to the bytes meanwhile: a peer that does so
-/// through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
+/// A thread of the program calls it at a *safe point*: it has entered the engine, holds none of its locks and
+/// has no bytes of a region open. A peer of the same host may reach the bytes. The move takes about 0.8 ms
+/// for each MiB. No other process may be writing to the bytes meanwhile: a peer that does so through the
+/// kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
-/// The pages stay where they are when a region is deregistered or changed. The caller makes sure that a peer has ended its use of them *before* the
-/// region's key goes, and unmaps its [`View`] afterwards.
+/// The pages stay where they are when a region is deregistered or changed. The caller makes sure that a peer
+/// has ended its use of them *before* the region's key goes, and unmaps its [`View`] afterwards.
 pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
     let _here = InterruptionGuard::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
@@ -284,12 +291,14 @@ impl State {
     }
 }
 
-/// Whether the system grants memory with its addresses: a page of the file could be refused later, when the program stores there.
+/// Whether the system grants memory with its addresses: a page of the file could be refused later, when the
+/// program stores there.
 fn is_strict(overcommit: &[u8]) -> bool {
     overcommit.trim_ascii() == b"2"
 }
 
-/// Whether the program's memory is as the ledger has it: no event tells of some calls (shmat(2) with SHM_REMAP).
+/// Whether the program's memory is as the ledger has it: no event tells of some calls (shmat(2) with
+/// SHM_REMAP).
 fn is_there(file: Identity, start: usize, end: usize, offset: u64) -> Result<bool, Refusal> {
     let line = Line::of(start, offset);
     let mut reached = start;
@@ -302,7 +311,8 @@ fn is_there(file: Identity, start: usize, end: usize, offset: u64) -> Result<boo
     Ok(reached >= end)
 }
 
-/// Addresses, and lengths, of the calling thread's data that the C library and the kernel (rseq(2)) keep, and of ours.
+/// Addresses, and lengths, of the calling thread's data that the C library and the kernel (rseq(2)) keep, and
+/// of ours.
 fn thread_data() -> [(usize, usize); 3] {
     // SAFETY: asks where they are.
     let [errno, thread] = unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] };
@@ -334,7 +344,8 @@ impl Drop for MovedRegion {
 /// The facilities of the system for this, asked for once.
 struct Facilities {
     any: bool,
-    /// A tool runs one thread of the program at a time: a thread that unmaps pages would wait for the guard, and the guard for that thread.
+    /// A tool runs one thread of the program at a time: a thread that unmaps pages would wait for the guard,
+    /// and the guard for that thread.
     is_serialized: bool,
     procmap_query: bool,
     without_userfaultfd: bool,
@@ -367,7 +378,8 @@ impl Facilities {
     }
 }
 
-/// Whether the program runs under valgrind, which has a library of its own in every program, or under rr, which sets a variable.
+/// Whether the program runs under valgrind, which has a library of its own in every program, or under rr,
+/// which sets a variable.
 fn is_serialized() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.contains("/vgpreload_") || setting::variable("RUNNING_UNDER_RR").is_some()
@@ -379,7 +391,8 @@ pub(crate) fn page_size() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-/// No signal and no cancellation comes to the calling thread while it lives, and errno is afterwards as it was.
+/// No signal and no cancellation comes to the calling thread while it lives, and errno is afterwards as it
+/// was.
 struct InterruptionGuard {
     errno: i32,
     _signals: SignalMask,

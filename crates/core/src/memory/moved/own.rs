@@ -1,4 +1,5 @@
-//! Memory of the engine's own, in the same file as the moved pages: peers map it as it is. Only the engine maps or unmaps it, so there is nothing to guard.
+//! Memory of the engine's own, in the same file as the moved pages: peers map it as it is. Only the engine
+//! maps or unmaps it, so there is nothing to guard.
 
 use super::calls;
 use super::file::{self, Area};
@@ -18,7 +19,8 @@ pub(crate) enum InChild {
     Same,
 }
 
-/// The most bytes that a fork copies of it: the forking thread waits for the copy, which takes memory of its own.
+/// The most bytes that a fork copies of it: the forking thread waits for the copy, which takes memory of its
+/// own.
 const MOST_COPIED: usize = 64 << 20;
 /// The most pieces. Each is a mapping of its own, of which the kernel allows a process 65,530 by default.
 const MOST_PIECES: usize = 1024;
@@ -77,13 +79,15 @@ pub(crate) struct Own {
     offset: u64,
     in_child: InChild,
     born: ForkGeneration,
-    /// The process that made it: a child that was made without the handlers of fork (by a raw clone(2)) counts as born here.
+    /// The process that made it: a child that was made without the handlers of fork (by a raw clone(2))
+    /// counts as born here.
     process: u32,
 }
 
 impl Own {
-    /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no peer would map them, where the system does
-    /// not give them in this way, where there are too many, or where a fork would copy too much. Ordinary memory serves then.
+    /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no
+    /// peer would map them, where the system does not give them in this way, where there are too many, or
+    /// where a fork would copy too much. Ordinary memory serves then.
     pub(crate) fn new(has_peers_that_map: bool, length: usize, in_child: InChild) -> Option<Self> {
         if length == 0 || !has_peers_that_map || !ways::has_own_memory() {
             return None;
@@ -119,7 +123,8 @@ impl Own {
         self.address
     }
 
-    /// Where peers map `length` bytes at `address` from, if they are in it. None in a child of fork, whose peers are its own.
+    /// Where peers map `length` bytes at `address` from, if they are in it. None in a child of fork, whose
+    /// peers are its own.
     pub(crate) fn place(&self, address: usize, length: usize) -> Option<Place> {
         let at = address.checked_sub(self.address)?;
         let is_inside = length > 0 && at.checked_add(length).is_some_and(|end| end <= self.length);
@@ -140,7 +145,8 @@ impl Own {
 
 fn map(descriptor: RawFd, offset: u64, length: usize, in_child: InChild) -> Option<usize> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping, at a place that the kernel chooses, of a place in the file that nothing has ever been at.
+    // SAFETY: a new mapping, at a place that the kernel chooses, of a place in the file that nothing has ever
+    // been at.
     unsafe {
         let address =
             calls::mmap(null_mut(), length, protection, libc::MAP_SHARED, descriptor, offset as i64);
@@ -159,14 +165,15 @@ impl Drop for Own {
     fn drop(&mut self) {
         let _here = InterruptionGuard::new();
         if !self.born.is_here() || self.process != std::process::id() {
-            // A child: the file is its parent's, which may be using it. Where there was no room for a copy, something else may be in that place.
+            // A child: the file is its parent's, which may be using it. Where there was no room for a copy,
+            // something else may be in that place.
             if self.in_child == InChild::Same {
                 self.unmap();
             }
             return;
         }
-        // A fork that has made a copy for the child puts it here, so nothing else takes the place meanwhile. In the middle of a fork of this very thread
-        // the mapping stays for good.
+        // A fork that has made a copy for the child puts it here, so nothing else takes the place meanwhile.
+        // In the middle of a fork of this very thread the mapping stays for good.
         if let Some(mut state) = state::lock() {
             state.own.remove(self);
             self.unmap();

@@ -1,4 +1,5 @@
-//! Whether any thread or process but the calling thread could be writing to the program's memory, at this instant or, by pages that it keeps, later.
+//! Whether any thread or process but the calling thread could be writing to the program's memory, at this
+//! instant or, by pages that it keeps, later.
 
 use super::Refusal;
 use super::holders;
@@ -57,7 +58,8 @@ fn threads() -> Result<usize, Refusal> {
     Ok((status.nlink() as usize).saturating_sub(2))
 }
 
-/// Whether a child runs in the same memory (CLONE_VM), as far as the system tells: of children of children it does not.
+/// Whether a child runs in the same memory (CLONE_VM), as far as the system tells: of children of children it
+/// does not.
 fn shares_memory() -> Result<bool, Refusal> {
     const KCMP_VM: i32 = 1;
     let because = |error| Refusal::because("/proc/self/task", &error);

@@ -15,7 +15,8 @@ pub enum Refusal {
     Small,
     /// The memory is of a kind that cannot be moved.
     Memory(&'static str),
-    /// Some of the memory has been moved for another region, or had been until the program put something else in its place.
+    /// Some of the memory has been moved for another region, or had been until the program put something else
+    /// in its place.
     Overlap,
     /// Other threads of the program may write to it.
     Threads,

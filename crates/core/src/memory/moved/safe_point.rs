@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Work that waits for a thread of the program. A part of the engine: a child of fork has none of its parent's.
+/// Work that waits for a thread of the program. A part of the engine: a child of fork has none of its
+/// parent's.
 #[derive(Default)]
 pub struct SafePoints(Mutex<Vec<Work>>);
 
@@ -19,8 +20,9 @@ impl SafePoints {
     /// Makes these the safe points of the engine of this process.
     pub(crate) fn begin(&'static self) {
         CURRENT.set(self);
-        // Another thread may have put work here since the engine was published, and a third may have cleared `WAITS` and found no safe points.
-        // It is stored after `CURRENT`: a thread that reads true here finds them.
+        // Another thread may have put work here since the engine was published, and a third may have cleared
+        // `WAITS` and found no safe points. It is stored after `CURRENT`: a thread that reads true here finds
+        // them.
         WAITS.store(true, Ordering::Release);
     }
 
@@ -34,15 +36,15 @@ impl SafePoints {
     }
 }
 
-/// Has the work done by the next thread of the program that passes a safe point. Perhaps no thread ever does: so the caller must bound the work that waits
-/// here.
+/// Has the work done by the next thread of the program that passes a safe point. Perhaps no thread ever does:
+/// so the caller must bound the work that waits here.
 pub fn at_safe_point(points: &SafePoints, work: Work) {
     points.lock().push(work);
     WAITS.store(true, Ordering::Release);
 }
 
-/// The front ends call it where a thread of the program enters or leaves the engine: with no lock of the engine's, and no bytes of a
-/// region open. One load, while there is nothing to do.
+/// The front ends call it where a thread of the program enters or leaves the engine: with no lock of the
+/// engine's, and no bytes of a region open. One load, while there is nothing to do.
 #[inline]
 pub fn safe_point() {
     if WAITS.load(Ordering::Relaxed) {

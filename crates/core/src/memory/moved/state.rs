@@ -26,7 +26,8 @@ static HOLDER: AtomicI32 = AtomicI32::new(0);
 pub(super) struct StateGuard(MutexGuard<'static, State>);
 
 fn me() -> i32 {
-    // By its number: the C library has a name for it only since 2.30. SAFETY: takes nothing, and answers with a number.
+    // By its number: the C library has a name for it only since 2.30. SAFETY: takes nothing, and answers with
+    // a number.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }
 

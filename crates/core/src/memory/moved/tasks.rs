@@ -1,5 +1,5 @@
-//! Which threads of the process sleep until an event of userfaultfd(2) is read, and in which system calls, from `/proc/self/task/*`. Without an allocation,
-//! and without a lock: one of the sleepers may hold any.
+//! Which threads of the process sleep until an event of userfaultfd(2) is read, and in which system calls,
+//! from `/proc/self/task/*`. Without an allocation, and without a lock: one of the sleepers may hold any.
 
 use super::Refusal;
 use crate::fork;
@@ -22,8 +22,9 @@ enum State {
     Calls(Call),
 }
 
-/// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a moment, because the event of another was read.
-/// It takes less than [`Runners::ENOUGH`] of processor time to sleep again. A thread that has run for longer does something else.
+/// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a
+/// moment, because the event of another was read. It takes less than [`Runners::ENOUGH`] of processor time to
+/// sleep again. A thread that has run for longer does something else.
 pub(super) struct Runners {
     /// Made when the guard starts, which allocates nothing later.
     all: Box<[Runner]>,
@@ -51,7 +52,8 @@ impl Runners {
     const MOST: usize = 2048;
     /// About a hundred times as long as it takes.
     const ENOUGH: u64 = 200_000;
-    /// Counted between two looks at most: a processor that is taken away from its virtual machine for a while counts as processor time, too.
+    /// Counted between two looks at most: a processor that is taken away from its virtual machine for a while
+    /// counts as processor time, too.
     const STEP: u64 = 20_000;
 
     pub(super) fn nobody() -> Self {
@@ -113,7 +115,8 @@ fn processor_time(thread: libc::pid_t) -> Option<u64> {
 /// The threads of the process.
 pub(super) struct Tasks {
     folder: OwnedFd,
-    /// Two files of the first thread, which is the only one of many programs: it is looked at even if the process has no free descriptor.
+    /// Two files of the first thread, which is the only one of many programs: it is looked at even if the
+    /// process has no free descriptor.
     first: [OwnedFd; 2],
     process: libc::pid_t,
     /// Off in tests: as on a kernel that does not say where threads sleep.
@@ -174,8 +177,8 @@ impl Tasks {
         std::iter::once(&self.folder).chain(&self.first).map(AsRawFd::as_raw_fd)
     }
 
-    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read; notes the other
-    /// threads that run.
+    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event
+    /// of userfaultfd(2) is read; notes the other threads that run.
     // Apart from the others, so that no frame is large.
     #[inline(never)]
     pub(super) fn each(
@@ -239,7 +242,8 @@ impl Tasks {
             return Some(State::Sleeps);
         }
         let waits = self.waits_for_event(name);
-        // Twice: its call is certain once the thread has been seen to wait. A thread that was between two places may have begun to wait meanwhile.
+        // Twice: its call is certain once the thread has been seen to wait. A thread that was between two
+        // places may have begun to wait meanwhile.
         match self.state(name)? {
             State::Calls(again) if waits && again == call => Some(State::Calls(call)),
             _ if waits => Some(State::Runs),

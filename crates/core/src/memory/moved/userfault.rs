@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const USER_MODE_ONLY: i32 = 1;
 const API: u64 = 0xaa;
 
-/// The guard's features: memory descriptors can be registered, and a thread that moves, drops or unmaps pages waits.
+/// The guard's features: memory descriptors can be registered, and a thread that moves, drops or unmaps pages
+/// waits.
 pub(super) const GUARD_FEATURES: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 12;
 /// A move's features: pages can be moved.
 pub(super) const MOVE_FEATURES: u64 = 1 << 16;
@@ -57,7 +58,8 @@ struct Transfer {
 pub(super) enum Mode {
     /// A thread that touches a missing page waits until the page comes.
     Missing = 1,
-    /// A thread that writes to a write-protected page waits until it may. No page is ever protected, so no thread waits.
+    /// A thread that writes to a write-protected page waits until it may. No page is ever protected, so no
+    /// thread waits.
     Protected = 2,
 }
 
@@ -81,7 +83,8 @@ pub(super) enum Event {
     Other,
 }
 
-/// One descriptor of userfaultfd(2), for faults of user code: that takes no privilege. When it is closed, everything that was registered with it is as before.
+/// One descriptor of userfaultfd(2), for faults of user code: that takes no privilege. When it is closed,
+/// everything that was registered with it is as before.
 pub(super) struct Userfault {
     descriptor: OwnedFd,
 }
@@ -178,11 +181,13 @@ impl Userfault {
             unsafe { self.control(UFFDIO_WAKE, &mut Range { start: start as u64, length: length as u64 }) };
     }
 
-    /// Moves pages to where they are missing, without waking any thread; pages missing at the source are passed over. Returns how many bytes it
-    /// came, and why not further: EBUSY for a page that something else uses, too.
+    /// Moves pages to where they are missing, without waking any thread; pages missing at the source are
+    /// passed over. Returns how many bytes it came, and why not further: EBUSY for a page that something else
+    /// uses, too.
     ///
-    /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side that are one to the program: a heap that grows
-    /// after fork(2), in the child. So a move that the kernel refuses is tried with half of the bytes, down to one page.
+    /// The kernel moves within one mapping of its own (EINVAL otherwise). Two mappings may lie side by side
+    /// that are one to the program: a heap that grows after fork(2), in the child. So a move that the kernel
+    /// refuses is tried with half of the bytes, down to one page.
     pub(super) fn move_pages(&self, target: usize, source: usize, length: usize) -> (usize, Result<(), i32>) {
         let (mut done, mut piece) = (0, length);
         while done < length {

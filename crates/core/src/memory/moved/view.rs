@@ -8,10 +8,12 @@ use crate::memory::keys::Span;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The most that is mapped of all peers' memory together: a quarter of the address space. Peers that lie about how much they have leave the program enough.
+/// The most that is mapped of all peers' memory together: a quarter of the address space. Peers that lie
+/// about how much they have leave the program enough.
 const MOST: usize = 1 << 45;
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
-/// The most views that are mapped of all peers' memory together: an eighth of the mappings that the kernel allows a process by default.
+/// The most views that are mapped of all peers' memory together: an eighth of the mappings that the kernel
+/// allows a process by default.
 const MOST_VIEWS: usize = 8192;
 static VIEWS: AtomicUsize = AtomicUsize::new(0);
 
@@ -43,8 +45,8 @@ impl Drop for AddressReservation {
     }
 }
 
-/// Pages of another process of this host, in use until dropped. Thread-safe. The other process may change or drop them at any time: an access is at worst a
-/// [`Fault`]. A child of fork does not inherit them.
+/// Pages of another process of this host, in use until dropped. Thread-safe. The other process may change or
+/// drop them at any time: an access is at worst a [`Fault`]. A child of fork does not inherit them.
 #[derive(Debug)]
 pub struct View {
     address: usize,
@@ -56,14 +58,16 @@ pub struct View {
 }
 
 impl View {
-    /// Maps the pages of `length` bytes at `offset` of a descriptor, in which a peer says to have its pages. They can be read and, if the peer's key
-    /// permits it, written.
+    /// Maps the pages of `length` bytes at `offset` of a descriptor, in which a peer says to have its pages.
+    /// They can be read and, if the peer's key permits it, written.
     ///
     /// # Errors
-    /// EINVAL for no bytes, for a place that is not in the file, and for a descriptor of anything but memory that is sealed against becoming shorter.
-    /// ENOMEM when too much is mapped already; the errors of mmap(2).
+    /// EINVAL for no bytes, for a place that is not in the file, and for a descriptor of anything but memory
+    /// that is sealed against becoming shorter. ENOMEM when too much is mapped already; the errors of
+    /// mmap(2).
     pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
-        // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
+        // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers
+        // with an error.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(Error::invalid("a peer's descriptor is not of sealed memory"));
@@ -71,7 +75,8 @@ impl View {
         Self::map_unsealed(descriptor, offset, length, is_writable)
     }
 
-    /// Maps a peer's pages, as [`View::map`] does, in memory that may become shorter. An access to pages that are gone is a [`Fault`].
+    /// Maps a peer's pages, as [`View::map`] does, in memory that may become shorter. An access to pages that
+    /// are gone is a [`Fault`].
     pub(in crate::memory) fn map_unsealed(
         descriptor: BorrowedFd<'_>,
         offset: u64,
@@ -114,7 +119,8 @@ impl View {
         Ok(Self::of((address, whole), before, length, taken))
     }
 
-    /// Attaches a System V segment, of which `length` bytes at `offset` are meant. `is_it` says of the address where it is whether it is the right one.
+    /// Attaches a System V segment, of which `length` bytes at `offset` are meant. `is_it` says of the
+    /// address where it is whether it is the right one.
     ///
     /// # Errors
     /// As [`View::map_unsealed`], and EINVAL for another segment.
@@ -212,7 +218,8 @@ impl View {
         unsafe { copy::copy_to(self.at(at, source.len())?, source) }
     }
 
-    /// Copies `length` bytes of the program's memory, at `from` of `source`, to the bytes from `at` on, as [`View::write`] does.
+    /// Copies `length` bytes of the program's memory, at `from` of `source`, to the bytes from `at` on, as
+    /// [`View::write`] does.
     ///
     /// # Errors
     /// As [`View::write`], or bytes of the program's that cannot be read.
@@ -274,7 +281,8 @@ impl View {
         unsafe { copy::copy_between(target, self.at(at, length)?, length) }
     }
 
-    /// Copies `length` bytes from `at` on to the program's memory at `to` of `target`, which was opened for writing.
+    /// Copies `length` bytes from `at` on to the program's memory at `to` of `target`, which was opened for
+    /// writing.
     ///
     /// # Errors
     /// As [`View::read`], or bytes of the program's that cannot be written.
@@ -291,7 +299,8 @@ impl View {
         unsafe { self.copy_out(at, target, length) }
     }
 
-    /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns the value before.
+    /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns the value
+    /// before.
     ///
     /// # Errors
     /// Bytes that are not there, not aligned, or may not be written.

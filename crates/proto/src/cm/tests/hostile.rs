@@ -35,7 +35,8 @@ fn strangers_change_nothing() {
     assert_eq!(pair.passive.establish(d), Err(Error::Unknown));
 }
 
-/// Before the peer has said what it calls the connection, an answer has to have the transaction of the request, which who has not seen it does not know.
+/// Before the peer has said what it calls the connection, an answer has to have the transaction of the
+/// request, which who has not seen it does not know.
 // IB-CM-11, IB-CM-22
 #[test]
 fn answers_without_the_transaction_of_the_request_are_ignored() {
@@ -66,8 +67,9 @@ fn answers_without_the_transaction_of_the_request_are_ignored() {
     assert!(matches!(events(&mut pair.active)[..], [Event::Rejected { .. }]));
 }
 
-/// A connection of which the caller knows that it stands is not released because a request names its queue pair or its communication ID.
-/// Such a request gets no answer, and is served when it comes again after the connection has ended.
+/// A connection of which the caller knows that it stands is not released because a request names its queue
+/// pair or its communication ID. Such a request gets no answer, and is served when it comes again after the
+/// connection has ended.
 // ROCE-42
 #[test]
 fn a_request_does_not_release_a_connection_that_stands() {
@@ -116,7 +118,8 @@ fn a_reply_does_not_release_a_connection_that_stands() {
     assert_eq!((sent(&mut pair.active), events(&mut pair.active)), (vec![], vec![]));
 }
 
-/// A refusal counts only with the transaction of the request, whatever its reason, and whether the connection is being made or stands.
+/// A refusal counts only with the transaction of the request, whatever its reason, and whether the connection
+/// is being made or stands.
 // IB-CM-9, IB-CM-12
 #[test]
 fn refusals_without_the_transaction_of_the_request_are_ignored() {
@@ -192,7 +195,8 @@ fn unanswered_requests_are_bounded() {
     assert_eq!(pair.passive.listen(service(), 1), Err(Error::InUse));
 }
 
-/// A peer that asks and asks is in its own way: another one that has fewer requests takes the place of its oldest.
+/// A peer that asks and asks is in its own way: another one that has fewer requests takes the place of its
+/// oldest.
 // IB-CM-36, ROCE-40
 #[test]
 fn a_peer_that_asks_for_everything_keeps_nobody_out() {
@@ -264,7 +268,8 @@ fn a_peer_with_many_names_has_one_share() {
     assert_eq!(ask(&mut passive, 0x23), Err(IgnoreReason::Full));
 }
 
-/// The members of a group share out what the group has: one that has all of it keeps no other out, and those that ask little lose nothing.
+/// The members of a group share out what the group has: one that has all of it keeps no other out, and those
+/// that ask little lose nothing.
 // IB-CM-36, ROCE-40
 #[test]
 fn a_member_of_a_group_keeps_no_other_member_out() {
@@ -296,8 +301,8 @@ fn a_member_of_a_group_keeps_no_other_member_out() {
     assert_eq!(passive.len(), 5);
 }
 
-/// Where the table of connections is full, too, a newcomer that takes the place of another request has one in the table: nobody is refused for
-/// nothing.
+/// Where the table of connections is full, too, a newcomer that takes the place of another request has one in
+/// the table: nobody is refused for nothing.
 // IB-CM-36, ROCE-40
 #[test]
 fn a_place_that_is_taken_is_one_in_the_table() {
@@ -330,7 +335,8 @@ fn a_place_that_is_taken_is_one_in_the_table() {
     assert_eq!((sent(&mut passive), passive.len()), (vec![], 2));
 }
 
-/// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side waiting for many minutes.
+/// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side
+/// waiting for many minutes.
 // IB-CM-30, ROCE-40
 #[test]
 fn a_silent_peer_is_given_up_within_bounded_time_whatever_it_chose() {
@@ -434,8 +440,8 @@ fn datagrams_that_are_no_messages_are_ignored() {
 const MOST_JUNK: usize = if cfg!(miri) { 8 } else { 200 };
 
 proptest! {
-    /// Messages about few things, so that they meet connections; whatever they are, memory is bounded and the state
-    /// consistent.
+    /// Messages about few things, so that they meet connections; whatever they are, memory is bounded and the
+    /// state consistent.
     // IB-CM-8, ROCE-40
     #[test]
     fn junk(messages in proptest::collection::vec((0u16..11, any::<[u8; 16]>(), any::<u8>()), 0..MOST_JUNK)) {

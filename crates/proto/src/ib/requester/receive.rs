@@ -182,7 +182,8 @@ impl Requester {
         }
     }
 
-    /// The response that the oldest request waits for was lost, as a later answer shows. Only the first one says so.
+    /// The response that the oldest request waits for was lost, as a later answer shows. Only the first one
+    /// says so.
     fn implied_nak(&mut self, now: Duration, host: &mut impl RequesterHost, feedback: &mut Feedback) {
         if self.gap == Some(self.oldest) || !self.is_in_flight() {
             return;
@@ -264,7 +265,8 @@ impl Requester {
                 let (chunk, number) = (self.chunk(), self.answered);
                 let ends = number + 1 == front.packets || (number + 1) % chunk == 0;
                 let position = packet.opcode().position();
-                // A read that was repeated in part may be answered as a read of its own or as part of the old one.
+                // A read that was repeated in part may be answered as a read of its own or as part of the old
+                // one.
                 let in_place = position.starts() == (number % chunk == 0) || front.repeated;
                 let length = front.bytes(number, number + 1, mtu) as usize;
                 // IB-RC-REQ-29

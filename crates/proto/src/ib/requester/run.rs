@@ -1,6 +1,7 @@
-//! Sends of one packet that go out at once: most messages within a host. As long as there is nothing else that is not complete, they form a run: two numbers
-//! stand for all of them instead of an entry for each. As soon as anything else happens to one of them, or a request of another kind follows,
-//! the run is [written out](Requester::write_out): its Sends become entries like all others.
+//! Sends of one packet that go out at once: most messages within a host. As long as there is nothing else
+//! that is not complete, they form a run: two numbers stand for all of them instead of an entry for each. As
+//! soon as anything else happens to one of them, or a request of another kind follows, the run is [written
+//! out](Requester::write_out): its Sends become entries like all others.
 
 use std::time::Duration;
 
@@ -17,15 +18,18 @@ pub(super) struct Run {
 }
 
 impl Requester {
-    /// Whether there is a run. Then no request is [entered](Requester::push) before it is [written out](Requester::write_out).
+    /// Whether there is a run. Then no request is [entered](Requester::push) before it is [written
+    /// out](Requester::write_out).
     #[inline]
     pub fn runs(&self) -> bool {
         self.run.count > 0
     }
 
-    /// A Send of one packet goes out now, as it would by [`Requester::push`] and [`Requester::poll_transmit`]. Returns its packet sequence number. Its
-    /// acknowledgement is to be asked for. Only where the requester [is clear](Requester::is_clear), of reliable services, and with the sequence
-    /// number that follows the last request's. `now` and `request` are asked only where that is needed.
+    /// A Send of one packet goes out now, as it would by [`Requester::push`] and
+    /// [`Requester::poll_transmit`]. Returns its packet sequence number. Its acknowledgement is to be asked
+    /// for. Only where the requester [is clear](Requester::is_clear), of reliable services, and with the
+    /// sequence number that follows the last request's. `now` and `request` are asked only where that is
+    /// needed.
     ///
     /// # Panics
     /// With debug assertions, if it is not so.
@@ -62,7 +66,8 @@ impl Requester {
         number
     }
 
-    /// How many Sends may follow by [`Requester::send_next`], as long as nothing else is asked of the requester. None without a run.
+    /// How many Sends may follow by [`Requester::send_next`], as long as nothing else is asked of the
+    /// requester. None without a run.
     #[inline]
     pub fn may_follow(&self) -> u32 {
         if !self.runs() || !self.is_clear() {
@@ -71,8 +76,9 @@ impl Requester {
         psn::WINDOW - psn::distance(self.oldest, self.sent)
     }
 
-    /// Sends a Send of one packet that follows the last one of the run, as [`Requester::send_at_once`] does. Returns its packet sequence number.
-    /// The caller may do so as often as [`Requester::may_follow`] has said, with nothing else asked of the requester since.
+    /// Sends a Send of one packet that follows the last one of the run, as [`Requester::send_at_once`] does.
+    /// Returns its packet sequence number. The caller may do so as often as [`Requester::may_follow`] has
+    /// said, with nothing else asked of the requester since.
     ///
     /// # Panics
     /// With debug assertions, if no Send may follow, or `sequence` is not the next one.

@@ -397,7 +397,8 @@ fn silence_is_asked_about_then_repeated_then_fatal() {
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
 }
 
-/// Neither a probe nor a repetition comes early where what goes out has the time of a clock that lags; both come.
+/// Neither a probe nor a repetition comes early where what goes out has the time of a clock that lags; both
+/// come.
 // IB-RC-REQ-40, IB-RC-REQ-41
 #[test]
 fn a_clock_that_lags_makes_nobody_impatient() {
@@ -419,7 +420,8 @@ fn a_clock_that_lags_makes_nobody_impatient() {
     assert_eq!(bench.wait(TIMEOUT).loss, Loss::Timeout);
 }
 
-/// Who sends or receives may have read the clock and then been kept from its processor, while the background thread saw a timeout.
+/// Who sends or receives may have read the clock and then been kept from its processor, while the background
+/// thread saw a timeout.
 // IB-RC-REQ-40, IB-RC-REQ-41, IB-RC-REQ-42
 #[test]
 fn an_old_time_does_not_start_a_timer_in_the_past() {
@@ -442,7 +444,8 @@ fn an_old_time_does_not_start_a_timer_in_the_past() {
     bench.now = late;
     assert_eq!(bench.wait(TIMEOUT / 2).loss, Loss::None);
     assert_eq!(bench.acknowledge(1).acknowledged, MTU + PACKET_COST);
-    // Nor does what is sent when nothing was heard for long: the first look starts the timer, if it comes that late.
+    // Nor does what is sent when nothing was heard for long: the first look starts the timer, if it comes
+    // that late.
     bench.push(SEND, MTU);
     bench.drain();
     assert_eq!(bench.wait(2 * TIMEOUT).loss, Loss::None);
@@ -1086,7 +1089,8 @@ proptest! {
                         4 => Syndrome::ReceiverNotReady { timer: 1 },
                         _ => Syndrome::Nak(NakCode::RemoteAccessError),
                     };
-                    // A run measures fewer round trips than entries do. So one of the two may have sent a probe that the other has not sent yet, and looks out for a gap anew.
+                    // A run measures fewer round trips than entries do. So one of the two may have sent a
+                    // probe that the other has not sent yet, and looks out for a gap anew.
                     let are_alike = fast.requester.gap == slow.requester.gap;
                     let answers = [&mut fast, &mut slow].map(|bench| {
                         let feedback = bench.answer(Code::Acknowledge, number, syndrome, 0, 0);

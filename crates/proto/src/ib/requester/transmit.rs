@@ -12,12 +12,13 @@ use super::{Requester, Suspension};
 const ACKNOWLEDGE_EVERY: u32 = 256 * 1024;
 
 impl Requester {
-    /// The next packet that may go out now, its headers written to the buffer. `None` if there is none: nothing is
-    /// entered, or a fence, the limit of reads, credits, a receiver that is not ready, or a suspension hold it back.
+    /// The next packet that may go out now, its headers written to the buffer. `None` if there is none:
+    /// nothing is entered, or a fence, the limit of reads, credits, a receiver that is not ready, or a
+    /// suspension hold it back.
     ///
-    /// `room` is what the congestion window still has for this packet and those behind it; a packet goes out if there
-    /// is any, and the room decides when an acknowledgement is asked for. Without room there is still a probe, when one
-    /// is due: it is what brings room again.
+    /// `room` is what the congestion window still has for this packet and those behind it; a packet goes out
+    /// if there is any, and the room decides when an acknowledgement is asked for. Without room there is
+    /// still a probe, when one is due: it is what brings room again.
     pub fn poll_transmit(
         &mut self,
         now: Duration,
@@ -63,8 +64,8 @@ impl Requester {
         }
         let cost = entry.cost(number, end, self.options.mtu);
         let unrequested = self.unrequested.saturating_add(cost);
-        // Asking at half of what is left, and again and again, keeps acknowledgements coming before the window is full.
-        // IB-RC-REQ-13, IB-UC-5
+        // Asking at half of what is left, and again and again, keeps acknowledgements coming before the
+        // window is full. IB-RC-REQ-13, IB-UC-5
         let asks = self.options.service.is_reliable()
             && (asks || unrequested >= room.saturating_sub(cost) || unrequested >= ACKNOWLEDGE_EVERY);
         let mut outbound = self.write(self.cursor.index, number, end, asks, buffer);
@@ -74,7 +75,8 @@ impl Requester {
         Some(outbound)
     }
 
-    /// Whether the receiver needs a receive for the next packet: the first of a Send, the last of a Write with immediate data.
+    /// Whether the receiver needs a receive for the next packet: the first of a Send, the last of a Write
+    /// with immediate data.
     #[inline]
     pub fn is_to_take_receive(&self) -> bool {
         let number = self.cursor.packet;
@@ -212,9 +214,9 @@ impl Requester {
         }
     }
 
-    /// A packet that asks what has arrived. The last one, if it is lost, or lost with some before it, is then answered
-    /// by an acknowledgement or a NAK. A read or atomic is asked for again itself; and so is, in turn, the oldest
-    /// packet, since a responder says only once that something is missing.
+    /// A packet that asks what has arrived. The last one, if it is lost, or lost with some before it, is then
+    /// answered by an acknowledgement or a NAK. A read or atomic is asked for again itself; and so is, in
+    /// turn, the oldest packet, since a responder says only once that something is missing.
     fn write_probe(&mut self, buffer: &mut [u8; MAX_HEADER]) -> Outbound {
         let front = &self.entries[0];
         let (mut index, mut number) = (0, self.answered);

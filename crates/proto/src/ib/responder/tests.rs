@@ -246,7 +246,8 @@ fn delivered(length: u32) -> Delivery {
     Delivery { length, immediate: None, invalidated: None, kind: DeliveryKind::Send, solicited: false }
 }
 
-// IB-RC-RSP-1, IB-RC-RSP-33, IB-RC-RSP-37, IB-RC-RSP-39, IB-RC-RSP-45, IB-RC-RSP-48, IB-RC-RSP-55, IB-RC-RSP-57
+// IB-RC-RSP-1, IB-RC-RSP-33, IB-RC-RSP-37, IB-RC-RSP-39, IB-RC-RSP-45, IB-RC-RSP-48, IB-RC-RSP-55,
+// IB-RC-RSP-57
 #[test]
 fn sends_are_delivered_and_acknowledged_together() {
     let mut bench = Bench::new(Service::Rc);

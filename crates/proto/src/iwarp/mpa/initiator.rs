@@ -50,8 +50,8 @@ impl Initiator {
     /// A start-up that must be over `timeout` after `now`. The instants are durations since any fixed point.
     ///
     /// # Errors
-    /// [`StartError::PrivateDataTooLong`]: revision 1 carries 512 bytes, revision 2 carries 508. (siw refuses more than
-    /// 256, and takes four of them for itself.)
+    /// [`StartError::PrivateDataTooLong`]: revision 1 carries 512 bytes, revision 2 carries 508. (siw refuses
+    /// more than 256, and takes four of them for itself.)
     pub fn new(
         config: &Config,
         private_data: &[u8],
@@ -93,11 +93,12 @@ impl Initiator {
         self.deadline.check(now)
     }
 
-    /// Looks at everything received so far. Bytes after `consumed` are left for the [`Receiver`](crate::iwarp::Receiver).
+    /// Looks at everything received so far. Bytes after `consumed` are left for the
+    /// [`Receiver`](crate::iwarp::Receiver).
     ///
     /// # Errors
-    /// Any but [`StartError::PrivateDataTooLong`], [`StartError::Timeout`] and [`StartError::Closed`]: close the
-    /// connection, after sending [`StartError::terminate_frame`].
+    /// Any but [`StartError::PrivateDataTooLong`], [`StartError::Timeout`] and [`StartError::Closed`]: close
+    /// the connection, after sending [`StartError::terminate_frame`].
     pub fn receive<'a>(&self, input: &'a [u8]) -> Result<Reply<'a>, StartError> {
         // RFC5044-7.1.1-4, RFC5044-7.1.2-5, RFC5044-7.1.2-6
         let mut frame = match Frame::parse(input, &REPLY_KEY, &REQUEST_KEY) {

@@ -1,13 +1,14 @@
 //! MPA start-up: one request, one reply (RFC 5044 section 7.1, RFC 6581).
 //!
-//! The [`Initiator`] speaks first, the [`Responder`] answers. Both are fed everything that has been received so far and
-//! say how much more they need, or what the frame was and how many bytes it took; the bytes after it are FPDUs.
+//! The [`Initiator`] speaks first, the [`Responder`] answers. Both are fed everything that has been received
+//! so far and say how much more they need, or what the frame was and how many bytes it took; the bytes after
+//! it are FPDUs.
 //!
 //! # Two flags of our own
 //!
-//! Nothing in the standards says whether a peer has the operations of RFC 7306. adverb uses two bits of the flags that
-//! RFC 5044 reserves and receivers ignore: the request offers, the reply accepts. They are two because the Linux siw
-//! driver builds its reply in the memory of the request, so that every flag comes back.
+//! Nothing in the standards says whether a peer has the operations of RFC 7306. adverb uses two bits of the
+//! flags that RFC 5044 reserves and receivers ignore: the request offers, the reply accepts. They are two
+//! because the Linux siw driver builds its reply in the memory of the request, so that every flag comes back.
 
 mod initiator;
 mod responder;
@@ -36,7 +37,8 @@ pub const MAX_DEPTH: u16 = EnhancedData::NOT_NEGOTIATED - 1;
 /// The highest revision of MPA.
 pub const MAX_REVISION: u8 = 2;
 
-/// The revision of MPA that an initiator asks for. A responder answers with the revision of the request, 0 to 2.
+/// The revision of MPA that an initiator asks for. A responder answers with the revision of the request, 0
+/// to 2.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Revision {
@@ -136,11 +138,12 @@ pub struct Config {
     pub ird: u16,
     /// How far this end may raise its IRD when the peer asks for more reads.
     pub ird_limit: u16,
-    /// Outbound read depth wanted, at most [`MAX_DEPTH`]; anything above means "do not negotiate". It is lowered to what
-    /// the peer has room for.
+    /// Outbound read depth wanted, at most [`MAX_DEPTH`]; anything above means "do not negotiate". It is
+    /// lowered to what the peer has room for.
     pub ord: u16,
-    /// As initiator with revision 2: the ready-to-receive indications offered; none for the client-server model, where
-    /// the program of the initiator sends first. As responder: those acceptable (none counts as Write).
+    /// As initiator with revision 2: the ready-to-receive indications offered; none for the client-server
+    /// model, where the program of the initiator sends first. As responder: those acceptable (none counts as
+    /// Write).
     pub rtr: RtrKinds,
     /// Take FPDUs larger than the EMSS, and send them if the peer takes them too.
     pub large_fpdu: bool,
@@ -196,13 +199,13 @@ pub struct Parameters {
     pub markers_tx: bool,
     /// This end has required markers in what it receives.
     pub markers_rx: bool,
-    /// How many reads and atomic operations of the peer must be accepted at a time. `None`: not negotiated, so that
-    /// programs agree on it some other way.
+    /// How many reads and atomic operations of the peer must be accepted at a time. `None`: not negotiated,
+    /// so that programs agree on it some other way.
     pub ird: Option<u16>,
     /// How many may be outstanding at the peer. `None`: not negotiated.
     pub ord: Option<u16>,
-    /// The indication that the initiator sends before anything else, and that the responder waits for. `None`: the
-    /// first message of the program takes its place.
+    /// The indication that the initiator sends before anything else, and that the responder waits for.
+    /// `None`: the first message of the program takes its place.
     pub rtr: Option<RtrKind>,
     /// FPDUs may be as large as their 16-bit length allows, whatever the EMSS.
     pub large_fpdu: bool,
@@ -211,8 +214,9 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// The ready-to-receive indication that this end has to send before anything else; none at a responder. A Read
-    /// has to be kept in [`OutstandingReads`](super::OutstandingReads) like any other: its response comes.
+    /// The ready-to-receive indication that this end has to send before anything else; none at a responder. A
+    /// Read has to be kept in [`OutstandingReads`](super::OutstandingReads) like any other: its response
+    /// comes.
     pub fn rtr_message(&self) -> Option<Outbound> {
         if !self.initiator {
             return None;
@@ -232,8 +236,8 @@ impl Parameters {
     }
 }
 
-/// Why a start-up failed. Except for [`StartError::PrivateDataTooLong`], the TCP connection is to be closed, after
-/// sending [`StartError::terminate_frame`] if there is one.
+/// Why a start-up failed. Except for [`StartError::PrivateDataTooLong`], the TCP connection is to be closed,
+/// after sending [`StartError::terminate_frame`] if there is one.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -295,8 +299,8 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The FPDU that tells the peer, to be sent before closing. Only an initiator that has got an accepting reply sends
-    /// one: before that, the peer would not understand it (RFC 6581 section 9).
+    /// The FPDU that tells the peer, to be sent before closing. Only an initiator that has got an accepting
+    /// reply sends one: before that, the peer would not understand it (RFC 6581 section 9).
     pub fn terminate_frame(&self) -> Option<Vec<u8>> {
         let (fault, parameters) = match self {
             StartError::InsufficientIrd { parameters, .. } => (Fault::InsufficientIrd, parameters),
@@ -319,8 +323,8 @@ impl StartError {
     }
 }
 
-/// A whole FPDU with a Terminate, for an initiator that has to give up right after the reply, for instance because
-/// something failed locally ([`Fault::MpaLocal`]).
+/// A whole FPDU with a Terminate, for an initiator that has to give up right after the reply, for instance
+/// because something failed locally ([`Fault::MpaLocal`]).
 // RFC6581-8-1, RFC6581-9.3-1
 pub fn terminate_frame(fault: Fault, parameters: &Parameters) -> Vec<u8> {
     let mut sender = Sender::new(parameters, 0);

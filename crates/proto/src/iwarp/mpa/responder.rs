@@ -8,8 +8,8 @@ use super::{Config, Deadline, Depths, Frame, Parameters, RtrKind, RtrKinds, Star
 
 /// Start-up of the end that has accepted a TCP connection.
 ///
-/// Give everything received to [`Responder::receive`]; answer its [`Offer`] with [`Offer::accept`] or [`Offer::reject`],
-/// at once or after asking the program.
+/// Give everything received to [`Responder::receive`]; answer its [`Offer`] with [`Offer::accept`] or
+/// [`Offer::reject`], at once or after asking the program.
 #[derive(Debug)]
 pub struct Responder {
     deadline: Deadline,
@@ -26,8 +26,8 @@ pub enum Request<'a> {
         offer: Offer,
         /// Private data of the initiator's program.
         private_data: &'a [u8],
-        /// Bytes that the request took. (A peer that sends more before the reply breaks the rules; it is found out by
-        /// the [`Receiver`](crate::iwarp::Receiver).)
+        /// Bytes that the request took. (A peer that sends more before the reply breaks the rules; it is
+        /// found out by the [`Receiver`](crate::iwarp::Receiver).)
         // RFC5044-7.1-1
         consumed: usize,
     },
@@ -55,8 +55,8 @@ pub struct Offer {
 }
 
 impl Responder {
-    /// A start-up whose request must be complete `timeout` after `now`. The instants are durations since any fixed
-    /// point.
+    /// A start-up whose request must be complete `timeout` after `now`. The instants are durations since any
+    /// fixed point.
     pub fn new(now: Duration, timeout: Duration) -> Responder {
         Responder { deadline: Deadline(now.saturating_add(timeout)) }
     }
@@ -148,8 +148,8 @@ impl Offer {
         if self.revision == 0 {
             return Ok(Vec::new());
         }
-        // An enhanced request gets an enhanced answer (RFC 6581 section 10). Nothing is refused on account of the
-        // depths, so they say what would have been possible: what was asked for.
+        // An enhanced request gets an enhanced answer (RFC 6581 section 10). Nothing is refused on account of
+        // the depths, so they say what would have been possible: what was asked for.
         let enhanced = self.depths.map(|depths| {
             EnhancedData::new(
                 depths.ord.unwrap_or(EnhancedData::NOT_NEGOTIATED),
@@ -170,9 +170,8 @@ impl Offer {
         if self.peer_to_peer {
             // RFC6581-9.2-2
             let ours = if config.rtr.is_empty() { RtrKinds::only(RtrKind::Write) } else { config.rtr };
-            // One is enough for the initiator and tells this end what to expect. When nothing matches, the reply says
-            // what this end has, and the initiator gives up.
-            // RFC6581-9.2-4
+            // One is enough for the initiator and tells this end what to expect. When nothing matches, the
+            // reply says what this end has, and the initiator gives up. RFC6581-9.2-4
             parameters.rtr = self.rtr.and(ours).preferred().or(ours.preferred());
             control = parameters.rtr.map_or(RtrKinds::NONE, RtrKinds::only);
         }

@@ -46,7 +46,8 @@ fn negotiate(
     }
 }
 
-// RFC5044-7.1.1-1, RFC5044-7.1.1-10, RFC5044-7.1.1-12, RFC6581-6-1, RFC6581-6-3, RFC6581-6-4, RFC6581-9-1, RFC5044-7.1.2-1
+// RFC5044-7.1.1-1, RFC5044-7.1.1-10, RFC5044-7.1.1-12, RFC6581-6-1, RFC6581-6-3, RFC6581-6-4, RFC6581-9-1,
+// RFC5044-7.1.2-1
 #[test]
 fn a_request_has_the_bytes_of_siws() {
     let config = Config { ird: 1, ord: 2, large_fpdu: true, ..plain() };
@@ -63,7 +64,8 @@ fn a_reply_has_the_bytes_of_siws() {
     assert_eq!(reply, b"MPA ID Rep Frame\x18\x02\0\x07\0\x02\0\x01xyz");
 }
 
-// RFC5044-7.1.1-9: without the two private options the reserved bits are zero, and those of a peer are not looked at.
+// RFC5044-7.1.1-9: without the two private options the reserved bits are zero, and those of a peer are not
+// looked at.
 #[test]
 fn reserved_bits_are_ignored() {
     let initiator = initiator(&plain(), b"");

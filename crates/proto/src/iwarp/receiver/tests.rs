@@ -334,8 +334,8 @@ fn valid_stream(parameters: &Parameters, emss: usize, messages: &[(Outbound, u8)
 /// A segment and its payload.
 type SegmentAndPayload = (Segment, Vec<u8>);
 
-/// Everything that a receiver makes of a stream that comes in pieces of the given sizes, over and over. The payloads
-/// are collected as they would be placed.
+/// Everything that a receiver makes of a stream that comes in pieces of the given sizes, over and over. The
+/// payloads are collected as they would be placed.
 fn receive_in_pieces(
     receiver: &mut Receiver,
     stream: &[u8],

@@ -242,9 +242,9 @@ fn a_failed_seal_can_be_done_again() {
 }
 
 proptest! {
-    // RFC5041-5.2-1, RFC5041-5.2-3, RFC5041-5.2-5, RFC5041-5.2-6, RFC5041-5.2-7, RFC5041-5.3-3, RFC5041-4.1-2,
-    // RFC5041-4.1-3, RFC5041-4.2-2, RFC5041-4.2-5, RFC5041-4.3-2, RFC5041-4.3-7, RFC5044-3-1, RFC5044-3-7,
-    // RFC5044-4.5-4, RFC5041-4.3-4, RFC5040-5.1-1, RFC5040-6.1-1
+    // RFC5041-5.2-1, RFC5041-5.2-3, RFC5041-5.2-5, RFC5041-5.2-6, RFC5041-5.2-7, RFC5041-5.3-3,
+    // RFC5041-4.1-2, RFC5041-4.1-3, RFC5041-4.2-2, RFC5041-4.2-5, RFC5041-4.3-2, RFC5041-4.3-7, RFC5044-3-1,
+    // RFC5044-3-7, RFC5044-4.5-4, RFC5041-4.3-4, RFC5040-5.1-1, RFC5040-6.1-1
     #[test]
     fn segments_cover_the_message(len in 0u32..200_000, emss in 0usize..20_000, kind in 0..3, to: u64, markers_tx: bool) {
         let message = match kind {

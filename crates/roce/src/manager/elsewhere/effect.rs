@@ -1,4 +1,5 @@
-//! Notices of others in any order, and what they change: a request goes to the port in a notice that knows the request, and nothing else happens.
+//! Notices of others in any order, and what they change: a request goes to the port in a notice that knows
+//! the request, and nothing else happens.
 
 use super::super::host::Notices;
 use super::super::{Manager, ManagerHost};

@@ -163,7 +163,8 @@ pub(crate) unsafe fn look(
     all.collect()
 }
 
-/// Finds a request from this serial on that writes to bytes of the peer to which a Write of another queue pair is under way.
+/// Finds a request from this serial on that writes to bytes of the peer to which a Write of another queue
+/// pair is under way.
 pub(crate) fn unordered(
     profiles: &[&'static Profile],
     flight: &Flight,
@@ -211,7 +212,8 @@ pub(crate) fn unordered(
     None
 }
 
-/// Finds a request from this serial on that sends bytes which a Read or an atomic operation before it only brings.
+/// Finds a request from this serial on that sends bytes which a Read or an atomic operation before it only
+/// brings.
 pub(crate) fn unfenced(
     profiles: &[&'static Profile],
     flight: &Flight,

@@ -1,6 +1,7 @@
 //! Records of posts: what is shown of their requests, and how the post ended, if it did not take all of them.
 //!
-//! Most traffic is of these, and a new page of the file costs more than the words in it: a Write of one element takes 88 bytes.
+//! Most traffic is of these, and a new page of the file costs more than the words in it: a Write of one
+//! element takes 88 bytes.
 
 use super::{CallContents, CallRecord, Cursor, RecordKind, Words};
 use crate::requests::Queue;
@@ -31,7 +32,8 @@ pub(crate) struct PostEnd {
 const REPORTS_ALL: u32 = 1;
 /// A bit: the address of the queue stands before the requests.
 const HAS_ADDRESS: u32 = 2;
-/// A bit: four words stand behind the requests. They say what the post has answered: it did not take all requests, or is a fault.
+/// A bit: four words stand behind the requests. They say what the post has answered: it did not take all
+/// requests, or is a fault.
 const HAS_END: u32 = 4;
 /// The number of requests stands in the bits from this one on.
 const COUNT: u32 = 8;

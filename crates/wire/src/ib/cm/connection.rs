@@ -5,7 +5,8 @@ use super::reason::RejectReason;
 
 layout! {
     // IB-CM-6
-    /// A path, as REQ describes it. RoCE uses the GIDs, the traffic class, the hop limit and the acknowledgement timeout.
+    /// A path, as REQ describes it. RoCE uses the GIDs, the traffic class, the hop limit and the
+    /// acknowledgement timeout.
     Path {
         /// LID of the sender's port.
         local_lid: u16 = 0:0, 16;
@@ -27,7 +28,8 @@ layout! {
         service_level: u8 = 42:0, 4;
         /// The path does not leave the subnet.
         subnet_local: bool = 42:4, 1;
-        /// How long the sender waits for an acknowledgement before it retransmits, 5 bits: see [`interval`](super::interval).
+        /// How long the sender waits for an acknowledgement before it retransmits, 5 bits: see
+        /// [`interval`](super::interval).
         local_ack_timeout: u8 = 43:0, 5;
     }
 }

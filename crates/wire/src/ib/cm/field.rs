@@ -61,7 +61,8 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
-/// A structure and its place for each field, for a module that has [`Field`]: byte, bit within the byte (0 is the most significant), width in bits.
+/// A structure and its place for each field, for a module that has [`Field`]: byte, bit within the byte (0 is
+/// the most significant), width in bits.
 macro_rules! layout {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty = $byte:literal:$bit:literal, $width:expr;)* }) => {
         $(#[$doc])*

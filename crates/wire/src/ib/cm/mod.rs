@@ -1,8 +1,8 @@
 //! Messages of connection management (volume 1, chapter 12).
 //!
-//! Each message is a plain structure that [`Message::parse`] reads from a management datagram and [`Message::to_mad`]
-//! writes to one. Reserved bits are ignored and written as zeros. Private data has no length on the wire: it always
-//! fills its field, with zeros behind what the program gave.
+//! Each message is a plain structure that [`Message::parse`] reads from a management datagram and
+//! [`Message::to_mad`] writes to one. Reserved bits are ignored and written as zeros. Private data has no
+//! length on the wire: it always fills its field, with zeros behind what the program gave.
 
 use core::time::Duration;
 

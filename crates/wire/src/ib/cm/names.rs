@@ -31,8 +31,8 @@ pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
 // IB-CM-53, IB-CM-54, IB-SIDR-7
 pub const IP_ADDRESSES_LEN: usize = 36;
 
-/// What librdmacm puts at the start of the private data of REQ and SIDR_REQ: the addresses of a connection by IP
-/// (volume 1, annex A11). The port that is connected to is in the service ID.
+/// What librdmacm puts at the start of the private data of REQ and SIDR_REQ: the addresses of a connection by
+/// IP (volume 1, annex A11). The port that is connected to is in the service ID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpAddresses {
     /// Port of the sender.

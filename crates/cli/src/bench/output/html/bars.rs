@@ -11,7 +11,8 @@ use crate::bench::result::{Row, Section, Target};
 const ROW: f64 = 26.0;
 const WIDTH: f64 = 1000.0;
 
-/// A bar for each row that has a target. To the right of the middle it is met: the bar says how many times better it is than it must be.
+/// A bar for each row that has a target. To the right of the middle it is met: the bar says how many times
+/// better it is than it must be.
 pub(super) fn ratios(section: &Section) -> Element {
     let rows: Vec<Row> = section.rows().into_iter().filter(|row| row.target.is_some()).collect();
     let (left, right, top) = (330.0, 730.0, 26.0);
