@@ -35,7 +35,7 @@ usage: cargo xtask specs [--list]
   --renew  write what is counted there
   stacks   check that the release libraries are content with the smallest stacks that threads can have
   layers   check that no part of the code knows one above it, by the table in ARCHITECTURE.md
-  names    check that no type is named by a participle alone, that limits say their subject, and that the public types of a layer have names of their own
+  names    check that no type is named by a participle alone, that limits say their subject, that the public types of a layer have names of their own, and that comments stand alone and keep to the width of a line
   sim      run the protocols on a simulated clock and network, with random work and faults: `cargo xtask sim --help` has the options
   --check [SECONDS]
            with seeds that are always the same, and with those of the commit; or with fresh ones for so long

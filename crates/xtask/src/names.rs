@@ -1,5 +1,5 @@
 //! Names that say too little: types called by a participle alone, limits called PATIENCE, and public types of
-//! one layer that share a name. Doc comments that say nothing by themselves.
+//! one layer that share a name. Doc comments that say nothing by themselves, and comments that are too wide.
 //!
 //! docs/style.md has the rules for readers. The layers are those of ARCHITECTURE.md, as `cargo xtask layers`
 //! reads them.
@@ -48,6 +48,7 @@ pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
         ("every_limit_says_its_subject", mute(&places, CONSTANTS)),
         ("public_types_of_a_layer_have_names_of_their_own", namesakes(&places, NAMESAKES)),
         ("every_doc_comment_stands_alone", leaning(&files)),
+        ("no_line_of_a_comment_is_too_long", long(&files)),
     ];
     let mut text = String::new();
     let mut failed = 0;
@@ -97,6 +98,18 @@ fn leaning(files: &[(PathBuf, String)]) -> Vec<String> {
         let all = comments::leaning(text).into_iter();
         let says = all.map(|(line, words)| {
             format!("{}:{line}: the doc comment begins with {words:?}: say what the item is", file.display())
+        });
+        says.collect::<Vec<_>>()
+    };
+    files.iter().flat_map(of_file).collect()
+}
+
+/// A line for each line of a comment that is too long.
+fn long(files: &[(PathBuf, String)]) -> Vec<String> {
+    let of_file = |(file, text): &(PathBuf, String)| {
+        let all = comments::long(text).into_iter();
+        let says = all.map(|(line, length)| {
+            format!("{}:{line}: the comment has {length} characters: break the line", file.display())
         });
         says.collect::<Vec<_>>()
     };

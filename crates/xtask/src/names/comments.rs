@@ -1,4 +1,8 @@
-//! Doc comments that lean on the comment before them. rustdoc shows each by itself.
+//! Doc comments that lean on the comment before them: rustdoc shows each by itself. And comments with lines
+//! that are too long, which rustfmt leaves as they are.
+
+/// The width of a line, in characters, as rustfmt.toml has it.
+const WIDTH: usize = 110;
 
 /// First words that mean nothing without another comment, or without the item's code.
 const LEANING: [&str; 61] = [
@@ -65,6 +69,32 @@ const LEANING: [&str; 61] = [
     "See above",
 ];
 
+/// The text of a line that is a comment alone.
+fn comment(line: &str) -> Option<&str> {
+    let text = line.trim_start().strip_prefix("//")?;
+    let text = text.strip_prefix(['/', '!']).unwrap_or(text);
+    if text.is_empty() { Some("") } else { text.strip_prefix(' ') }
+}
+
+/// The lines, from 1, in which a comment is longer than [`WIDTH`]; with their lengths. Code in a doc comment
+/// and rows of a table cannot be broken.
+pub(super) fn long(text: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    let mut is_code = false;
+    for (place, line) in text.lines().enumerate() {
+        let Some(text) = comment(line) else {
+            is_code = false;
+            continue;
+        };
+        is_code ^= text.trim_start().starts_with("```");
+        let length = line.chars().count();
+        if length > WIDTH && !is_code && !text.starts_with('|') {
+            found.push((place + 1, length));
+        }
+    }
+    found
+}
+
 /// The text of a line of a doc comment.
 fn doc(line: &str) -> Option<&str> {
     let line = line.trim_start();
@@ -98,6 +128,16 @@ mod tests {
         assert_eq!(leaning("    //! That of a peer.\n"), [(1, "That")]);
         assert_eq!(leaning("// The same.\nlet a = \"/// The same\";\n"), []);
     }
+
+    #[test]
+    fn a_line_of_a_comment_has_room_beside_others() {
+        let words = "a word ".repeat(16);
+        let (at_most, longer) = (format!("/// {}", &words[..106]), format!("    // {words}"));
+        assert_eq!(long(&format!("{at_most}\n{longer}\nlet a = 1; {longer}\n//! {words}")), [(2, 119), (4, 116)]);
+        assert_eq!(long(&format!("/// ```\n/// {words}\n/// ```\n/// {words}")), [(4, 116)]);
+        assert_eq!(long(&format!("/// | {words}|\nlet a = \"\n{words}\";")), []);
+    }
+
     #[test]
     fn a_comment_that_begins_with_a_pronoun_says_nothing_of_its_item() {
         let begins = |comment: &str| leaning(&format!("struct Lane {{\n    /// {comment}\n}}\n"));
