@@ -2,15 +2,12 @@
 //! `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
 use super::chosen::{self, Pair, Scope};
-use super::network;
 use super::rule::{OfCompletion, OfDevice, OfPeer, OnWire, Packets, Rule, Subject};
 use super::when;
 use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
 use crate::names;
 use adverb_core::description::Rate;
-use adverb_core::event::AsyncEventKind;
-use adverb_core::request::Status;
 use adverb_core::wire::{Direction, Kind};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -472,6 +469,8 @@ fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
 mod tests {
     use super::super::when::{MILLION, Point, Span};
     use super::*;
+    use adverb_core::request::Status;
+    use adverb_core::wire::{Medium, Passing};
 
     #[test]
     fn rules_are_read() {

@@ -133,7 +133,10 @@ mod tests {
     fn a_line_of_a_comment_has_room_beside_others() {
         let words = "a word ".repeat(16);
         let (at_most, longer) = (format!("/// {}", &words[..106]), format!("    // {words}"));
-        assert_eq!(long(&format!("{at_most}\n{longer}\nlet a = 1; {longer}\n//! {words}")), [(2, 119), (4, 116)]);
+        assert_eq!(
+            long(&format!("{at_most}\n{longer}\nlet a = 1; {longer}\n//! {words}")),
+            [(2, 119), (4, 116)]
+        );
         assert_eq!(long(&format!("/// ```\n/// {words}\n/// ```\n/// {words}")), [(4, 116)]);
         assert_eq!(long(&format!("/// | {words}|\nlet a = \"\n{words}\";")), []);
     }
