@@ -241,14 +241,14 @@ fn wait_for_event(queue: &Arc<CompletionQueue>) {
 /// A killed peer wakes a thread that waits for an event, with nothing between the two but the memory that
 /// they share.
 #[test]
-fn a_killed_peer_wakes_who_waits() {
+fn a_killed_peer_wakes_a_thread_that_waits_for_an_event() {
     if std::env::var(ENDING).is_ok() {
         return echo();
     }
     let site = site();
     let side = side(&site);
     let memory = Memory::open(&side.domain, LONG);
-    let (mut other, _lines) = peer("a_killed_peer_wakes_who_waits", &side, &site, &[]);
+    let (mut other, _lines) = peer("a_killed_peer_wakes_a_thread_that_waits_for_an_event", &side, &site, &[]);
     side.sends.arm(false).unwrap();
     side.post(1, Opcode::Send, &[memory.all()], (0, 0));
     wait_for_event(&side.sends);

@@ -1,6 +1,6 @@
 //! Polled completions: which requests they free, and whether the bytes of those are as they were.
 
-use super::explain::{explain, peer};
+use super::explain::{explain, last_retry, peer};
 use super::finding::Kind;
 use super::flight::Request;
 use super::memory;
@@ -80,20 +80,23 @@ impl Check {
         spare::keep(&REQUESTS, requests);
     }
 
-    /// What a completion with an error says, unless it was told already.
+    /// The findings about a completion with an error, but for those that were told already.
     fn explain(
         &self,
         context: &Context,
         completed: &PolledCompletion,
         request: Option<&Request>,
-    ) -> Option<Finding> {
+    ) -> impl Iterator<Item = Finding> {
         // What was told of it may have to be waited for, by a call at which threads are cancelled.
         let _whole = CancellationGuard::new();
-        let finding = explain(completed, request, &*by_number(context, completed.queue_pair)?)?;
+        let explained = || explain(completed, request, &*by_number(context, completed.queue_pair)?);
+        let findings = [last_retry(completed, request), explained()];
         // The last retry was told already.
-        let is_told = finding.kind == Kind::RetriesRunOut
-            && self.with(|state| state.found.has(finding.kind, finding.object));
-        (!is_told).then_some(finding)
+        let is_told = |finding: &Finding| {
+            finding.kind == Kind::RetriesRunOut
+                && self.with(|state| state.found.has(finding.kind, finding.object))
+        };
+        findings.map(|finding| finding.filter(|finding| !is_told(finding))).into_iter().flatten()
     }
 
     /// Whether the bytes of a request are as they were when it was posted.

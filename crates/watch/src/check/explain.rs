@@ -70,17 +70,13 @@ pub(super) fn explain(
                 None => finding,
             }
         }
-        IBV_WC_RNR_RETRY_EXC_ERR => match unheard_last_retry(queue_pair) {
-            // The thread for waits had no processor since the last retry.
-            Some(retries) => sent_last(queue_pair, wr_id, retries, true),
-            None => new(
-                Kind::NoReceive,
-                format!(
-                    "{what}, found no receive at the peer, however often it was sent (rnr_retry {})",
-                    core.attributes().rnr_retry
-                ),
+        IBV_WC_RNR_RETRY_EXC_ERR => new(
+            Kind::NoReceive,
+            format!(
+                "{what}, found no receive at the peer, however often it was sent (rnr_retry {})",
+                core.attributes().rnr_retry
             ),
-        },
+        ),
         IBV_WC_RETRY_EXC_ERR => new(
             Kind::RetriesRunOut,
             format!(
@@ -96,6 +92,19 @@ pub(super) fn explain(
         }
         _ => return None,
     };
+    Some(match request {
+        Some(request) => finding.at("posted at", request.site),
+        None => finding,
+    })
+}
+
+/// The last retry of a request that has failed by now, if the thread for waits had no processor since.
+pub(super) fn last_retry(completed: &PolledCompletion, request: Option<&Request>) -> Option<Finding> {
+    if completed.status != IBV_WC_RNR_RETRY_EXC_ERR {
+        return None;
+    }
+    let retries = unheard_last_retry(completed.queue_pair)?;
+    let finding = sent_last(completed.queue_pair, completed.wr_id, retries, true);
     Some(match request {
         Some(request) => finding.at("posted at", request.site),
         None => finding,

@@ -25,7 +25,7 @@ use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::PairObject;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 /// So long a wait is ordinary.
@@ -35,8 +35,9 @@ const MOMENT: u64 = 300_000_000;
 /// The pause between two looks, while something waits and otherwise.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 
-/// What the engine has told. Its threads hold locks of the engine, so nothing else is done under this one.
-static TOLD: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
+/// What the engine has told. Its threads hold locks of the engine, so nothing else is done under these two.
+/// A reader has one of the lists at a time: a thread of the engine takes the other one then, and never waits.
+static TOLD: [Mutex<VecDeque<Entry>>; 2] = [const { Mutex::new(VecDeque::new()) }; 2];
 
 /// Something that was told.
 #[derive(Clone, Debug)]
@@ -48,42 +49,30 @@ pub(super) struct Entry {
     when: u64,
 }
 
-/// What the engine has told. In a child of fork, a thread of the parent may have it for ever: then none.
-fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
-    /// The longest wait for the lock. Its holders do nothing that waits, but may be kept from their
-    /// processor.
+/// Has `each` look at one list after the other. In a child of fork, a thread of the parent may have one of
+/// them for ever: then that one is left out.
+fn all_told<T>(mut each: impl FnMut(&mut VecDeque<Entry>) -> Option<T>) -> Option<T> {
+    /// The longest wait for a list. Its holders do nothing that waits, but may be kept from their processor.
     const MOST_MS: u32 = 2000;
-    for _ in 0..MOST_MS {
-        match TOLD.try_lock() {
-            Ok(all) => return Some(all),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+    let wait_for = |list: &'static Mutex<VecDeque<Entry>>| {
+        for _ in 0..MOST_MS {
+            match list.try_lock() {
+                Ok(all) => return Some(all),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
         }
-    }
-    None
-}
-
-/// [What the engine has told](all_told), for a thread of the engine, which holds locks of the engine and does
-/// not sleep here. The holder of the list may have been kept from its processor for a moment, and then gets
-/// the caller's.
-fn told_by_engine() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
-    /// The most attempts. In a child of fork, all of them are in vain.
-    const MOST: u32 = 1000;
-    for _ in 0..MOST {
-        match TOLD.try_lock() {
-            Ok(all) => return Some(all),
-            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-        }
-    }
-    None
+        None
+    };
+    TOLD.iter().filter_map(wait_for).find_map(|mut all| each(&mut all))
 }
 
 /// Takes the oldest of those that are meant.
 fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<EngineReport> {
-    let mut all = all_told()?;
-    let place = all.iter().position(is_meant)?;
-    all.remove(place).map(|entry| entry.told)
+    all_told(|all| {
+        let place = all.iter().position(&is_meant)?;
+        all.remove(place).map(|entry| entry.told)
+    })
 }
 
 /// A message that was told to the check.
@@ -115,7 +104,8 @@ pub(super) fn hear(queue_pair: u32, heard: EngineFinding<'_>) {
             EngineReport::LastRetry { retries, is_not_ready }
         }
     };
-    let Some(mut all) = told_by_engine() else { return };
+    // In a child of fork, a thread of the parent may have either for ever.
+    let Some(mut all) = TOLD.iter().find_map(|list| list.try_lock().ok()) else { return };
     /// The most reports that are kept. A queue pair may be told again and again.
     const MOST: usize = 1024;
     let when = clock::device();
@@ -157,19 +147,37 @@ pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
     }
 }
 
-/// What was told, but for sizes and refusals, which are for completions that come later. At the end of the
-/// process, refusals, too.
+/// What was told, but for sizes, refusals and last retries, which are for completions that come later. At the
+/// end of the process, refusals and last retries, too.
 pub(super) fn told(is_end: bool) -> Vec<Entry> {
-    let Some(mut all) = all_told() else { return Vec::new() };
     let stays = |told: &EngineReport| match told {
         EngineReport::TooLong { .. } => true,
-        EngineReport::Refused { .. } => !is_end,
+        EngineReport::Refused { .. } | EngineReport::LastRetry { .. } => !is_end,
         _ => false,
     };
-    let (kept, taken): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut *all).into_iter().partition(|entry| stays(&entry.told));
-    *all = kept.into();
-    taken
+    take_all(|entry| !stays(&entry.told))
+}
+
+/// Last retries of queue pairs whose request is under way still. The completion of another one says it, but
+/// not all completions are polled at once: such a report is dropped some time later.
+fn last_retries(is_under_way: impl Fn(u32) -> bool) -> Vec<Entry> {
+    let now = clock::device();
+    take_all(|entry| {
+        let is_one = matches!(entry.told, EngineReport::LastRetry { .. });
+        is_one && (is_under_way(entry.number) || now.saturating_sub(entry.when) > SECOND)
+    })
+}
+
+/// Takes all that are meant.
+fn take_all(is_meant: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+    let mut found = Vec::new();
+    all_told(|all| {
+        let (taken, kept): (Vec<_>, Vec<_>) = std::mem::take(all).into_iter().partition(&is_meant);
+        *all = kept.into();
+        found.extend(taken);
+        None::<()>
+    });
+    found
 }
 
 /// What waits in this process.
@@ -370,14 +378,14 @@ impl Waits {
     }
 }
 
-/// How often a request of this queue pair was sent again to a peer without a receive, if the engine has told
-/// of the last time and the thread for waits has not come to it.
+/// How often the last request of this queue pair was sent again to a peer without a receive, if the engine
+/// has told of its last retry and the thread for waits has not come to it.
 pub(super) fn unheard_last_retry(queue_pair: u32) -> Option<u8> {
-    let is_it = |entry: &Entry| {
+    let is_one = |entry: &Entry| {
         let is_last = matches!(entry.told, EngineReport::LastRetry { is_not_ready: true, .. });
         is_last && entry.number == queue_pair
     };
-    match take(is_it)? {
+    match take_all(is_one).pop()?.told {
         EngineReport::LastRetry { retries, .. } => Some(retries),
         _ => None,
     }
@@ -654,7 +662,8 @@ impl Check {
         let told = told(false);
         let both_ends = self.both_ends(&told);
         let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
-            let mut findings = state.messages(told, &both_ends);
+            let retries = last_retries(|number| state.flight.oldest_send(number).is_some());
+            let mut findings = state.messages(told.into_iter().chain(retries).collect(), &both_ends);
             findings.extend(state.endings(MOMENT));
             findings.extend(state.overruns());
             state.waits.forget_sleepers();
@@ -685,12 +694,36 @@ mod tests {
         assert_eq!(too_long(0x0f00_0002), None);
         assert_eq!(too_long(0x0f00_0001), Some((200, true, 64)));
         assert_eq!(too_long(0x0f00_0001), None);
-        // Those of many take a bounded place: the oldest goes.
+        // Those of many take a bounded place in each list: the oldest goes.
         for number in 0..5000 {
             hear(0x0e00_0000 + number, EngineFinding::TooLong { message: 2, is_whole: true, room: 1 });
         }
-        assert!(all_told().is_some_and(|all| all.len() <= 1024));
-        assert_eq!((too_long(0x0e00_0000), too_long(0x0e00_0000 + 4999)), (None, Some((2, true, 1))));
+        assert_eq!(all_told(|all| (all.len() > 1024).then_some(())), None);
+        assert_eq!(too_long(0x0e00_0000 + 4999), Some((2, true, 1)));
+    }
+
+    #[test]
+    fn a_report_finds_its_place_while_one_list_is_read() {
+        let number = 0x0d00_0001;
+        let reader = TOLD[0].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        hear(number, EngineFinding::TooLong { message: 9, is_whole: true, room: 8 });
+        drop(reader);
+        assert_eq!(too_long(number), Some((9, true, 8)));
+    }
+
+    #[test]
+    fn a_last_retry_stays_for_the_completion_unless_its_request_is_under_way() {
+        let number = 0x0c00_0001;
+        let retry = |retries| hear(number, EngineFinding::LastRetry { retries, is_not_ready: true });
+        retry(2);
+        hear(number, EngineFinding::NoReceiveThere);
+        retry(3);
+        assert!(last_retries(|_| false).iter().all(|entry| entry.number != number));
+        assert_eq!(unheard_last_retry(number), Some(3), "the newest");
+        assert_eq!(unheard_last_retry(number), None);
+        retry(4);
+        assert_eq!(last_retries(|other| other == number).len(), 1);
+        assert_eq!(unheard_last_retry(number), None);
     }
 
     #[test]

@@ -76,8 +76,8 @@ fn comment(line: &str) -> Option<&str> {
     if text.is_empty() { Some("") } else { text.strip_prefix(' ') }
 }
 
-/// The lines, from 1, in which a comment is longer than [`WIDTH`]; with their lengths. Code in a doc comment
-/// and rows of a table cannot be broken.
+/// The lines, from 1, in which a comment is longer than [`WIDTH`]; with their lengths. Code in a doc comment,
+/// rows of a table and long addresses cannot be broken.
 pub(super) fn long(text: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut is_code = false;
@@ -88,7 +88,8 @@ pub(super) fn long(text: &str) -> Vec<(usize, usize)> {
         };
         is_code ^= text.trim_start().starts_with("```");
         let length = line.chars().count();
-        if length > WIDTH && !is_code && !text.starts_with('|') {
+        let has_places = text.trim().contains(' ') && !text.starts_with('|');
+        if length > WIDTH && !is_code && has_places {
             found.push((place + 1, length));
         }
     }
@@ -138,6 +139,7 @@ mod tests {
             [(2, 119), (4, 116)]
         );
         assert_eq!(long(&format!("/// ```\n/// {words}\n/// ```\n/// {words}")), [(4, 116)]);
+        assert_eq!(long(&format!("/// https://{}", "a/".repeat(60))), []);
         assert_eq!(long(&format!("/// | {words}|\nlet a = \"\n{words}\";")), []);
     }
 
