@@ -197,7 +197,7 @@ int main(int count, char **arguments)
 
 	/* A peer without a receive, and one that does not answer. */
 	wr = (struct ibv_send_wr){ .wr_id = 9, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_SEND };
-	/* Its rnr_retry is 0. Who is in a hurry may give up before the answer is taken in. */
+	/* Its rnr_retry is 0. A queue pair in a hurry may give up before the answer is taken in. */
 	CHECK(connect_pair(context, qp, peer, address));
 	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
 	wc = completion(cq);

@@ -158,8 +158,8 @@ pub(super) fn told(is_end: bool) -> Vec<Entry> {
     take_all(|entry| !stays(&entry.told))
 }
 
-/// Last retries of queue pairs whose request is under way still. The completion of another one says it, but
-/// not all completions are polled at once: such a report is dropped some time later.
+/// Takes the last retries of queue pairs with a request under way, and those that are older than a second.
+/// The others stay: the thread that has polled the request's completion may be about to explain it.
 fn last_retries(is_under_way: impl Fn(u32) -> bool) -> Vec<Entry> {
     let now = clock::device();
     take_all(|entry| {
