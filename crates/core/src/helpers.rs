@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// Whether the calling thread is one of the engine's.
-pub(crate) fn is_helper() -> bool {
+pub fn is_helper() -> bool {
     IS_HELPER.get()
 }
 

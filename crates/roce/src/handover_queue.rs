@@ -131,7 +131,7 @@ impl HandoverQueue {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use adverb_wire::ib::header::ICRC_LEN;
     use std::net::IpAddr;
@@ -143,7 +143,7 @@ mod tests {
         packet
     }
 
-    fn arrival(bytes: &[u8]) -> Arrival<'_> {
+    pub(crate) fn arrival(bytes: &[u8]) -> Arrival<'_> {
         let host = IpAddr::from([127, 0, 0, 1]);
         Arrival {
             source: host,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     /// A packet with its invariant CRC behind it.
-    fn sealed(mut packet: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn sealed(mut packet: Vec<u8>) -> Vec<u8> {
         let host = IpAddr::from([127, 0, 0, 1]);
         let flow = Flow { source: host, destination: host, source_port: 7, destination_port: 4791 };
         let mut crc = FlowCrc::new(&flow).seed(0, packet.len() + ICRC_LEN);

@@ -30,6 +30,7 @@ mod link;
 mod local;
 mod locate;
 mod lost;
+mod management_queue;
 mod manager;
 mod multicast;
 mod net;

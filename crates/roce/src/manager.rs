@@ -200,7 +200,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Works on the connections. Call [`Manager::pump`] afterwards.
+    /// Works on the connections. Call [`Manager::send_out`] or [`Manager::pump`] afterwards.
     fn with<T>(&self, work: impl FnOnce(&mut cm::Manager<ManagerPeer>, Duration) -> T) -> Result<T> {
         let mut state = self.lock()?;
         match &mut state.cm {
@@ -231,8 +231,19 @@ impl Manager {
         self.pump();
     }
 
-    /// Sends and tells what there is. If another thread is telling, it goes on to tell this, too; what is to
-    /// be sent has left when this returns, for the process may end in the next instant.
+    /// Sends what there is: it has left when this returns, for the process may end in the next instant. What
+    /// has happened is left to the background thread, which tells of it soon: it may make queue pairs ready
+    /// or end them, and for that the stack of a program's thread can be too small.
+    fn send_out(&self) {
+        self.transmit();
+        let Ok(mut guard) = self.lock() else { return };
+        let State { cm: Some(cm), timer, pumping: false, .. } = &mut *guard else { return };
+        let due = if cm.has_events() { Some(self.host.now()) } else { cm.deadline() };
+        self.set_timer(timer, due);
+    }
+
+    /// Sends and tells what there is, for the background thread. If another thread is telling, it goes on to
+    /// tell this, too.
     fn pump(&self) {
         let mut mine = false;
         loop {
@@ -275,10 +286,7 @@ impl Manager {
         *mine = event.is_some();
         *pumping = *mine;
         if event.is_none() {
-            let deadline = cm.deadline();
-            if deadline != timer.as_ref().map(|(at, _)| *at) {
-                self.set_timer(timer, deadline);
-            }
+            self.set_timer(timer, cm.deadline());
         }
         event
     }
@@ -323,7 +331,11 @@ impl Manager {
         }
     }
 
+    /// Has [`Manager::timeout`] called at `deadline`, and at no other time.
     fn set_timer(&self, timer: &mut Option<(Duration, Timer)>, deadline: Option<Duration>) {
+        if deadline == timer.as_ref().map(|(at, _)| *at) {
+            return;
+        }
         let Ok(engine) = engine::engine() else { return };
         if let Some((_, old)) = timer.take() {
             engine.reactor.cancel_timer(old);
@@ -639,7 +651,7 @@ impl Manager {
         let link = Link::new(new);
         links.insert(id, link.clone());
         drop(state);
-        self.pump();
+        self.send_out();
         Ok(Box::new(Handle { manager: self.this(), link }))
     }
 

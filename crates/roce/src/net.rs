@@ -11,6 +11,7 @@ use crate::lane::Lane;
 use crate::local::Local;
 use crate::locate::Locator;
 use crate::lock;
+use crate::management_queue::ManagementQueue;
 use crate::manager::Notifier;
 use crate::multicast::Groups;
 use crate::numbers::{self, Numbers, block_of};
@@ -99,6 +100,8 @@ pub(crate) struct Net {
     pub(crate) steering: Steering,
     /// Packets for other processes.
     pub(crate) handover_queue: HandoverQueue,
+    /// Management datagrams for the background thread.
+    pub(crate) management_queue: ManagementQueue,
     /// Other processes of our user, by their blocks.
     block_owners: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
@@ -177,6 +180,7 @@ impl Net {
             groups: Groups::default(),
             steering: Steering::default(),
             handover_queue: HandoverQueue::default(),
+            management_queue: ManagementQueue::default(),
             block_owners: Mutex::default(),
             other_users: OtherUsers::default(),
         })
@@ -479,25 +483,6 @@ impl Net {
         }
     }
 
-    /// Management datagrams, with no lock held.
-    pub(crate) fn manage(&self, datagrams: Vec<OwnedArrival>) {
-        for datagram in datagrams {
-            match Gsi::check(&datagram.arrival()) {
-                Some((mad, source)) => self.gsi.deliver(mad, source),
-                None => self.counters().damaged.add(1),
-            }
-        }
-    }
-
-    /// Has the background thread handle management datagrams.
-    pub(crate) fn manage_later(&self, datagrams: Vec<OwnedArrival>) {
-        if let Ok(engine) = self.engine() {
-            let later = Arc::new(Later { net: self.this(), datagrams: Mutex::new(datagrams) });
-            // Without a timer they are lost, as the network may lose them.
-            let _ = engine.reactor.set_timer(Duration::ZERO, later);
-        }
-    }
-
     /// Whether messages go to the process that owns a block by a connection that is kept.
     pub(crate) fn knows(&self, block: u16) -> bool {
         lock(&self.block_owners).get(&block).is_some()
@@ -699,20 +684,5 @@ impl Feed {
         self.net.local.hub.hung_up(&self.net, connection);
         self.net.other_users.leave(connection);
         *lock(&self.connection) = None;
-    }
-}
-
-/// Management datagrams that the background thread handles soon.
-struct Later {
-    net: Arc<Net>,
-    datagrams: Mutex<Vec<OwnedArrival>>,
-}
-
-impl Source for Later {
-    fn ready(self: Arc<Self>, _: Readiness) {}
-
-    fn timeout(self: Arc<Self>) {
-        let datagrams = std::mem::take(&mut *lock(&self.datagrams));
-        self.net.manage(datagrams);
     }
 }

@@ -360,6 +360,11 @@ impl<P: Copy + Ord> Manager<P> {
         self.transmissions.pop_front().map(|(peer, mad)| (peer, mad.to_bytes()))
     }
 
+    /// Whether there is an event.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event<P>> {
         self.events.pop_front()

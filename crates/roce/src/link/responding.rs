@@ -3,9 +3,10 @@
 use super::{FinalReply, Link};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, MOST_PACKETS_AT_ONCE};
+use crate::local::PacketSink;
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
-use adverb_proto::ib::{PendingReply, ReadSource, Refusal};
+use adverb_proto::ib::{PendingReply, ReadSource, Refusal, Reply};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER};
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use std::time::Duration;
@@ -29,22 +30,7 @@ impl Link {
             let carrier = self.location.carrier();
             let mut sink = carrier.sink(batch);
             if self.notify {
-                self.notify = false;
-                self.notified = now;
-                let count = {
-                    let mut head = HeaderWriter::new(space);
-                    // ROCE-34
-                    let bth =
-                        Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0)
-                            .with_becn();
-                    // 16 reserved bytes follow (annex A17.9.3).
-                    head.put(&bth).put(&[0u8; 16]);
-                    head.len()
-                };
-                if sink.has_room() {
-                    let _ = sink.add(&self.packet_route, &space[..count], 0, |_| Ok::<(), ()>(()));
-                    queues.counters.congestion_sent.add(1);
-                }
+                self.notify(&mut sink, &endpoint.queues, now, space);
             }
             for _ in 0..most {
                 // An acknowledgement is short.
@@ -60,13 +46,7 @@ impl Link {
                 let added = match reply.payload {
                     None => sink.add(&self.packet_route, head, 0, |_| Ok(())),
                     Some(source) if let Some(place) = source.kept => {
-                        let added = sink.add(&self.packet_route, head, source.length as usize, |target| {
-                            let bytes = self.kept.at(place, source.length).ok_or(Refusal::Operational)?;
-                            target.copy_from_slice(bytes);
-                            Ok(())
-                        });
-                        self.kept.sent(place.wrapping_add(source.length));
-                        added
+                        self.add_kept(&mut sink, head, place, source.length)
                     }
                     Some(source) => sink.add_payload(
                         queues,
@@ -83,10 +63,7 @@ impl Link {
                         queues.counters.tx_frames.add(1);
                         queues.counters.tx_local.add(carrier.is_within_host().into());
                     }
-                    Err(refusal) => {
-                        let verdict = self.responder.read_failed(&reply, refusal);
-                        self.note(endpoint, verdict, true);
-                    }
+                    Err(refusal) => self.read_failed(endpoint, &reply, refusal),
                 }
             }
             self.responder.pending_reply() == PendingReply::Response
@@ -95,6 +72,55 @@ impl Link {
             self.kept.clear();
         }
         more || self.has_held()
+    }
+
+    // ROCE-34
+    /// Tells the peer of congestion. A function of its own, as the next one: what `respond` takes of the stack
+    /// comes on top of what its callers take.
+    #[cold]
+    fn notify(
+        &mut self,
+        sink: &mut PacketSink<'_>,
+        queues: &Queues,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) {
+        self.notify = false;
+        self.notified = now;
+        let mut head = HeaderWriter::new(space);
+        let bth =
+            Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0).with_becn();
+        // 16 reserved bytes follow (annex A17.9.3).
+        head.put(&bth).put(&[0u8; 16]);
+        let count = head.len();
+        if sink.has_room() {
+            let _ = sink.add(&self.packet_route, &space[..count], 0, |_| Ok::<(), ()>(()));
+            queues.counters.congestion_sent.add(1);
+        }
+    }
+
+    /// The bytes of a read cannot be sent.
+    #[cold]
+    fn read_failed(&mut self, endpoint: &Endpoint, reply: &Reply, refusal: Refusal) {
+        let verdict = self.responder.read_failed(reply, refusal);
+        self.note(endpoint, verdict, true);
+    }
+
+    /// Sends bytes of a read that have been taken already.
+    #[cold]
+    fn add_kept(
+        &mut self,
+        sink: &mut PacketSink<'_>,
+        head: &[u8],
+        place: u32,
+        length: u32,
+    ) -> Result<(), Refusal> {
+        let added = sink.add(&self.packet_route, head, length as usize, |target| {
+            target.copy_from_slice(self.kept.at(place, length).ok_or(Refusal::Operational)?);
+            Ok(())
+        });
+        self.kept.sent(place.wrapping_add(length));
+        added
     }
 
     /// Whether requests wait for reads before them: [`Link::receive_held`] takes them in once something has

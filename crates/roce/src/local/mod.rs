@@ -23,7 +23,7 @@ mod record;
 mod straight;
 
 pub(crate) use beside::Beside;
-pub(crate) use carrier::Carrier;
+pub(crate) use carrier::{Carrier, PacketSink};
 pub(crate) use channel::Channel;
 use channel::Packets;
 pub(crate) use delivery::{Delivery, WaitingSince};

@@ -73,7 +73,7 @@ impl Incoming {
         let link = Link::new(new);
         self.manager.accept(&link, &reply)?;
         self.answered = true;
-        self.manager.pump();
+        self.manager.send_out();
         Ok(Box::new(Handle { manager: self.manager.clone(), link }))
     }
 
@@ -88,7 +88,7 @@ impl Incoming {
         let answer = message::found(status, &parameters, private_data);
         self.manager.with(|cm, now| cm.answer(self.id, &answer, now))?.map_err(|error| gone(&error))?;
         self.answered = true;
-        self.manager.pump();
+        self.manager.send_out();
         Ok(Box::new(DatagramAnswer(self.ends.local)))
     }
 
@@ -107,7 +107,7 @@ impl Incoming {
                 self.manager.with(|cm, now| cm.answer(self.id, &answer, now))?
             }
         };
-        self.manager.pump();
+        self.manager.send_out();
         // The peer may have given up: then the refusal is not needed.
         let _ = refused;
         Ok(())

@@ -214,7 +214,7 @@ impl Link {
             manager.drop_link(self);
             self.finish(ConnectionEvent::Failed { status: -libc::ECONNABORTED });
         }
-        manager.pump();
+        manager.send_out();
     }
 }
 
@@ -342,14 +342,14 @@ impl OutgoingConnection for Handle {
         let late = |error: cm::Error| Error::invalid(format!("establishing the connection: {error}"));
         self.manager.with(|cm, _| cm.ready(self.link.id))?.map_err(late)?;
         self.link.set_established();
-        self.manager.pump();
+        self.manager.send_out();
         Ok(())
     }
 
     fn notify(&self) -> Result<()> {
         // On the active side, and afterwards, there is nothing to be told.
         let _ = self.manager.with(|cm, _| cm.establish(self.link.id))?;
-        self.manager.pump();
+        self.manager.send_out();
         Ok(())
     }
 }
@@ -363,7 +363,7 @@ impl Drop for Handle {
             link.fail_queue_pair();
         }
         self.manager.drop_link(link);
-        self.manager.pump();
+        self.manager.send_out();
         link.strike_out();
     }
 }

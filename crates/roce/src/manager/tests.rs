@@ -113,9 +113,31 @@ impl ListenSink for Requests {
 }
 
 impl Requests {
+    /// The next request: mostly told already, unless the background thread tells of it.
     #[track_caller]
     fn next(&self) -> Box<dyn IncomingConnection> {
-        lock(&self.0).pop().expect("a request")
+        let begun = Instant::now();
+        loop {
+            if let Some(request) = lock(&self.0).pop() {
+                return request;
+            }
+            assert!(begun.elapsed() < SERVICE_TIMEOUT * 20, "no request was told");
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Takes requests, and the name of the thread that tells of each.
+#[derive(Default)]
+struct Witnessed {
+    requests: Requests,
+    threads: Mutex<Vec<Option<String>>>,
+}
+
+impl ListenSink for Witnessed {
+    fn request(&self, request: Box<dyn IncomingConnection>) {
+        lock(&self.threads).push(std::thread::current().name().map(str::to_owned));
+        self.requests.request(request);
     }
 }
 
@@ -321,6 +343,32 @@ fn a_message_leaves_while_another_thread_calls_the_program() {
     pair.listener = held.listen(4, impatient.clone()).unwrap();
     let (_client, _told) = pair.connect(Transport::Rc, 50, pair.port());
     assert_eq!(impatient.in_time.load(Ordering::SeqCst), 1);
+}
+
+/// A call of the program sends, and leaves to the background thread what has happened meanwhile: queue pairs
+/// may be made ready for it or ended, and for that the stack of the program's thread can be too small.
+#[test]
+fn a_call_of_the_program_tells_of_no_event() {
+    let mut pair = pair(PortSpace::Tcp, 4096);
+    let witnessed = Arc::new(Witnessed::default());
+    let options = AddressOptions { port_space: pair.space, ..AddressOptions::default() };
+    let held = pair.server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
+    pair.listener = held.listen(4, witnessed.clone()).unwrap();
+    let (_client, _told) = pair.connect(Transport::Rc, 50, pair.port());
+    let first = witnessed.requests.next();
+    // The next request comes, and nobody is told of it yet.
+    let ends = Ends { local: SocketAddr::new(CLIENT, 9), peer: pair.listener.local() };
+    let service = Service { space: pair.space, port: pair.port() }.id();
+    let (own, options) = (Own { psn: 1, mtu: 1024 }, AddressOptions::default());
+    let request = message::request(service, Transport::Rc, &ends, own, &options, &answer(70), b"");
+    let request = Req { local_communication_id: 1000, local_qpn: 70, ..request };
+    let mad = Message::from(request).to_mad(1).to_bytes();
+    let from = ManagerPeer::new(SERVER, CLIENT, 0);
+    let taken = pair.server.with(|cm, now| cm.receive_if(&mad, from, now, &|_| true));
+    assert!(matches!(taken, Ok(Ok(_))));
+    first.reject(b"no").unwrap();
+    drop(witnessed.requests.next());
+    assert_eq!(lock(&witnessed.threads)[1].as_deref(), Some("adverb"));
 }
 
 // IB-CM-35

@@ -1,0 +1,143 @@
+//! Management datagrams that have come, until the background thread handles them.
+//!
+//! To handle a datagram can make queue pairs ready or end them, connect to other processes and answer: that
+//! takes more of the stack than a program's thread need have (`PTHREAD_STACK_MIN`), and more time than a poll
+//! should take. So threads of the program only queue what they receive.
+
+use crate::gsi::Gsi;
+use crate::handover::OwnedArrival;
+use crate::lock;
+use crate::net::Net;
+use adverb_core::helpers;
+use adverb_core::reactor::{Readiness, Source};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Datagrams that wait at most; the peers of those beyond repeat them.
+const MOST: usize = 1024;
+
+/// Management datagrams in the order of their arrival. Thread-safe.
+#[derive(Default)]
+pub(crate) struct ManagementQueue(Mutex<VecDeque<OwnedArrival>>);
+
+impl ManagementQueue {
+    /// Adds what has come, as far as there is room. Returns how many there was room for.
+    fn add(&self, datagrams: Vec<OwnedArrival>) -> usize {
+        let mut waiting = lock(&self.0);
+        let kept = datagrams.len().min(MOST.saturating_sub(waiting.len()));
+        waiting.extend(datagrams.into_iter().take(kept));
+        kept
+    }
+}
+
+impl Net {
+    /// Takes management datagrams that have come, with no lock held. A thread of the engine's handles them
+    /// before this returns; for a thread of the program the background thread does, soon.
+    pub(crate) fn manage(&self, datagrams: Vec<OwnedArrival>) {
+        if helpers::is_helper() {
+            self.queue_management(datagrams);
+            self.handle_management();
+        } else {
+            self.manage_later(datagrams);
+        }
+    }
+
+    /// Has the background thread handle management datagrams soon.
+    pub(crate) fn manage_later(&self, datagrams: Vec<OwnedArrival>) {
+        if !self.queue_management(datagrams) {
+            return;
+        }
+        let handler = Arc::new(Handler(self.this()));
+        let told = self.engine().and_then(|engine| engine.reactor.set_timer(Duration::ZERO, handler));
+        if told.is_err() {
+            // Without a background thread they are lost, as the network may lose them.
+            lock(&self.management_queue.0).clear();
+        }
+    }
+
+    /// Returns whether there was room for any.
+    fn queue_management(&self, datagrams: Vec<OwnedArrival>) -> bool {
+        let count = datagrams.len();
+        let kept = self.management_queue.add(datagrams);
+        if kept < count {
+            self.counters().dropped.add((count - kept) as u64);
+        }
+        kept > 0
+    }
+
+    /// Handles what waits. A handler may receive more, and handle that first.
+    fn handle_management(&self) {
+        while let Some(datagram) = self.next_management() {
+            match Gsi::check(&datagram.arrival()) {
+                Some((mad, source)) => self.gsi.deliver(mad, source),
+                None => self.counters().damaged.add(1),
+            }
+        }
+    }
+
+    fn next_management(&self) -> Option<OwnedArrival> {
+        lock(&self.management_queue.0).pop_front()
+    }
+}
+
+/// The background thread's call to the queue.
+struct Handler(Arc<Net>);
+
+impl Source for Handler {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.0.handle_management();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gsi::{MadHandler, MadSource};
+    use crate::handover_queue::tests::{arrival, sealed};
+    use adverb_wire::ib::mad::{MAD_LEN, class};
+    use std::sync::mpsc::{self, Sender};
+
+    /// Tells the first byte behind a datagram's header, and the name of the thread that handles the datagram.
+    struct Witness(Mutex<Sender<(u8, Option<String>)>>);
+
+    impl MadHandler for Witness {
+        fn mad(&self, mad: &[u8; MAD_LEN], _: MadSource) {
+            let thread = std::thread::current().name().map(str::to_owned);
+            lock(&self.0).send((mad[24], thread)).unwrap();
+        }
+    }
+
+    fn numbered(net: &Net, number: u8) -> OwnedArrival {
+        let mut mad = [0; MAD_LEN];
+        (mad[1], mad[24]) = (class::COMMUNICATION, number);
+        OwnedArrival::of(&arrival(&sealed(net.gsi.packet(&mad).to_vec())))
+    }
+
+    #[test]
+    fn datagrams_that_the_program_receives_are_handled_by_the_background_thread_in_their_order() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new(Vec::new());
+        let (tell, told) = mpsc::channel();
+        net.gsi.set_handler(class::COMMUNICATION, Arc::new(Witness(Mutex::new(tell))));
+        net.manage(vec![numbered(&net, 0), numbered(&net, 1)]);
+        net.manage(vec![numbered(&net, 2)]);
+        for number in 0..3 {
+            assert_eq!(told.recv().unwrap(), (number, Some("adverb".to_owned())));
+        }
+        // A thread of the engine's handles what it receives before it goes on.
+        let helper = adverb_core::engine::engine().unwrap().reactor.helpers.enter();
+        net.manage(vec![numbered(&net, 3)]);
+        assert_eq!(told.try_recv().map(|(number, _)| number), Ok(3));
+        drop(helper);
+    }
+
+    #[test]
+    fn so_many_wait_at_most() {
+        let queue = ManagementQueue::default();
+        let some = |count| (0..count).map(|_| OwnedArrival::of(&arrival(&[0]))).collect();
+        assert_eq!((queue.add(some(MOST - 1)), queue.add(some(3)), queue.add(some(1))), (MOST - 1, 1, 0));
+    }
+}
