@@ -75,8 +75,8 @@ impl Link {
     }
 
     // ROCE-34
-    /// Tells the peer of congestion. A function of its own, as the next one: what `respond` takes of the stack
-    /// comes on top of what its callers take.
+    /// Tells the peer of congestion. As the next two, a function of its own, so that `respond` takes less of
+    /// the stack.
     #[cold]
     fn notify(
         &mut self,

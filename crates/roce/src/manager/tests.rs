@@ -129,12 +129,12 @@ impl Requests {
 
 /// Takes requests, and the name of the thread that tells of each.
 #[derive(Default)]
-struct Witnessed {
+struct RequestWitness {
     requests: Requests,
     threads: Mutex<Vec<Option<String>>>,
 }
 
-impl ListenSink for Witnessed {
+impl ListenSink for RequestWitness {
     fn request(&self, request: Box<dyn IncomingConnection>) {
         lock(&self.threads).push(std::thread::current().name().map(str::to_owned));
         self.requests.request(request);
@@ -350,12 +350,12 @@ fn a_message_leaves_while_another_thread_calls_the_program() {
 #[test]
 fn a_call_of_the_program_tells_of_no_event() {
     let mut pair = pair(PortSpace::Tcp, 4096);
-    let witnessed = Arc::new(Witnessed::default());
+    let witness = Arc::new(RequestWitness::default());
     let options = AddressOptions { port_space: pair.space, ..AddressOptions::default() };
     let held = pair.server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
-    pair.listener = held.listen(4, witnessed.clone()).unwrap();
+    pair.listener = held.listen(4, witness.clone()).unwrap();
     let (_client, _told) = pair.connect(Transport::Rc, 50, pair.port());
-    let first = witnessed.requests.next();
+    let first = witness.requests.next();
     // The next request comes, and nobody is told of it yet.
     let ends = Ends { local: SocketAddr::new(CLIENT, 9), peer: pair.listener.local() };
     let service = Service { space: pair.space, port: pair.port() }.id();
@@ -367,8 +367,8 @@ fn a_call_of_the_program_tells_of_no_event() {
     let taken = pair.server.with(|cm, now| cm.receive_if(&mad, from, now, &|_| true));
     assert!(matches!(taken, Ok(Ok(_))));
     first.reject(b"no").unwrap();
-    drop(witnessed.requests.next());
-    assert_eq!(lock(&witnessed.threads)[1].as_deref(), Some("adverb"));
+    drop(witness.requests.next());
+    assert_eq!(lock(&witness.threads)[1].as_deref(), Some("adverb"));
 }
 
 // IB-CM-35
