@@ -688,8 +688,16 @@ impl Check {
 mod tests {
     use super::*;
 
+    /// The lists are the process's: tests that expect a place in one of them, or that fill them, take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn turn() -> std::sync::MutexGuard<'static, ()> {
+        TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     #[test]
     fn sizes_are_kept_for_the_completion_of_their_queue_pair() {
+        let _turn = turn();
         hear(0x0f00_0001, EngineFinding::TooLong { message: 200, is_whole: true, room: 64 });
         assert_eq!(too_long(0x0f00_0002), None);
         assert_eq!(too_long(0x0f00_0001), Some((200, true, 64)));
@@ -704,6 +712,7 @@ mod tests {
 
     #[test]
     fn a_report_finds_its_place_while_one_list_is_read() {
+        let _turn = turn();
         let number = 0x0d00_0001;
         let reader = TOLD[0].lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         hear(number, EngineFinding::TooLong { message: 9, is_whole: true, room: 8 });
@@ -713,6 +722,7 @@ mod tests {
 
     #[test]
     fn a_last_retry_stays_for_the_completion_unless_its_request_is_under_way() {
+        let _turn = turn();
         let number = 0x0c00_0001;
         let retry = |retries| hear(number, EngineFinding::LastRetry { retries, is_not_ready: true });
         retry(2);
