@@ -42,7 +42,7 @@ use std::time::Duration;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use effect::try_effect;
-pub(crate) use message::{CLASS, Message, answer, mark, question};
+pub(crate) use message::{CLASS, Message, answer, is_mark, mark, question};
 #[cfg(any(test, fuzzing))]
 pub(crate) use message::{answer_for, echo_of, try_bytes};
 

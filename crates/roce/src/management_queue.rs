@@ -6,6 +6,7 @@
 
 use crate::gsi::Gsi;
 use crate::handover::OwnedArrival;
+use crate::locate;
 use crate::lock;
 use crate::net::Net;
 use adverb_core::helpers;
@@ -33,14 +34,22 @@ impl ManagementQueue {
 
 impl Net {
     /// Takes management datagrams that have come, with no lock held. A thread of the engine's handles them
-    /// before this returns; for a thread of the program the background thread does, soon.
+    /// before this returns. A thread of the program handles marks and their echoes, for which unreliable
+    /// senders wait; the background thread handles the others soon.
     pub(crate) fn manage(&self, datagrams: Vec<OwnedArrival>) {
         if helpers::is_helper() {
             self.queue_management(datagrams);
-            self.handle_management();
-        } else {
-            self.manage_later(datagrams);
+            return self.handle_management();
         }
+        let mut others = Vec::new();
+        for datagram in datagrams {
+            match Gsi::check(&datagram.arrival()) {
+                Some((mad, source)) if locate::is_mark(mad) => self.gsi.deliver(mad, source),
+                Some(_) => others.push(datagram),
+                None => self.counters().damaged.add(1),
+            }
+        }
+        self.manage_later(others);
     }
 
     /// Has the background thread handle management datagrams soon.
@@ -66,9 +75,11 @@ impl Net {
         kept > 0
     }
 
-    /// Handles what waits. A handler may receive more, and handle that first.
-    fn handle_management(&self) {
-        while let Some(datagram) = self.next_management() {
+    /// Handles what waits now: what comes meanwhile has a call of its own. A handler may receive more, and
+    /// handle that first.
+    pub(crate) fn handle_management(&self) {
+        let waiting = lock(&self.management_queue.0).len();
+        for datagram in (0..waiting).map_while(|_| self.next_management()) {
             match Gsi::check(&datagram.arrival()) {
                 Some((mad, source)) => self.gsi.deliver(mad, source),
                 None => self.counters().damaged.add(1),
@@ -127,11 +138,31 @@ mod tests {
         for number in 0..3 {
             assert_eq!(told.recv().unwrap(), (number, Some("adverb".to_owned())));
         }
-        // A thread of the engine's handles what it receives before it goes on.
+    }
+
+    /// Of a network of its own: the background thread may still look at the queue of another test.
+    #[test]
+    fn a_thread_of_the_engine_handles_what_it_receives_before_it_goes_on() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new(Vec::new());
+        let (tell, told) = mpsc::channel();
+        net.gsi.set_handler(class::COMMUNICATION, Arc::new(Witness(Mutex::new(tell))));
         let helper = adverb_core::engine::engine().unwrap().reactor.helpers.enter();
         net.manage(vec![numbered(&net, 3)]);
         assert_eq!(told.try_recv().map(|(number, _)| number), Ok(3));
         drop(helper);
+    }
+
+    /// An unreliable sender goes on when its mark comes back: that does not wait for another thread.
+    #[test]
+    fn a_thread_of_the_program_handles_marks_itself() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new(Vec::new());
+        let (tell, told) = mpsc::channel();
+        net.gsi.set_handler(locate::CLASS, Arc::new(Witness(Mutex::new(tell))));
+        net.manage(vec![OwnedArrival::of(&arrival(&sealed(net.gsi.packet(&locate::mark(1, 7)).to_vec())))]);
+        let (_, thread) = told.try_recv().expect("it is handled by now");
+        assert_eq!(thread.as_deref(), std::thread::current().name());
     }
 
     #[test]

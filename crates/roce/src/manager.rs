@@ -1,9 +1,10 @@
 //! Connection management of the device: rdma_cm's service over InfiniBand's management datagrams.
 //!
 //! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its
-//! sockets, and its events become those of the program's connections. After each change, the caller runs
-//! [`Manager::pump`]. It sends the datagrams and delivers the events that are due: one thread at a time, so
-//! that the events of a connection keep their order, and with no lock held.
+//! sockets, and its events become those of the program's connections. After each change, a call of the
+//! program runs [`Manager::send_out`], which sends the datagrams that are due. The background thread runs
+//! [`Manager::pump`], which delivers the events, too: one thread at a time, so that the events of a
+//! connection keep their order, and with no lock held.
 
 mod elsewhere;
 mod host;
@@ -238,8 +239,13 @@ impl Manager {
         self.transmit();
         let Ok(mut guard) = self.lock() else { return };
         let State { cm: Some(cm), timer, pumping: false, .. } = &mut *guard else { return };
-        let due = if cm.has_events() { Some(self.host.now()) } else { cm.deadline() };
-        self.set_timer(timer, due);
+        let now = self.host.now();
+        match timer {
+            // The background thread is about to look.
+            Some((at, _)) if *at <= now => {}
+            _ if cm.has_events() => self.set_timer(timer, Some(now)),
+            _ => self.set_timer(timer, cm.deadline()),
+        }
     }
 
     /// Sends and tells what there is, for the background thread. If another thread is telling, it goes on to
@@ -749,8 +755,12 @@ impl Source for Manager {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        if let Ok(mut state) = self.lock() {
-            state.timer = None;
+        // A call of the program may have set another deadline since this one passed.
+        if let Ok(mut state) = self.lock()
+            && let Some((_, timer)) = state.timer.take()
+            && let Ok(engine) = engine::engine()
+        {
+            engine.reactor.cancel_timer(timer);
         }
         let _ = self.with(|cm, now| cm.handle_timeout(now));
         self.pump();

@@ -588,6 +588,8 @@ impl Net {
             }
             Some((HandoverKind::Management, arrival)) if trusted => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
+                    // What threads of the program have received was sent before.
+                    self.handle_management();
                     self.gsi.deliver(mad, source);
                 }
             }

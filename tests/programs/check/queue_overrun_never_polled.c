@@ -1,5 +1,5 @@
 /* The program counts arrived messages by a word in memory, and never polls the completion queue of its eight receives: it has four entries.
- * expects: completion-queue-overrun: 4 entries ... has held 8 completions
+ * expects: completion-queue-overrun: 4 entries ... has held ... completions
  * remedy: create the completion queue with room for all outstanding requests
  */
 #include "common.h"

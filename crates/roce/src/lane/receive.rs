@@ -24,7 +24,7 @@ impl Lane {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
-    /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` handles the management
+    /// Takes in packets that have arrived, as [`Lane::receive`] does. `manage` takes the management
     /// datagrams that have come, with no lock held.
     pub(super) fn receive_and(&self, by: ReceivingThread, manage: impl Fn(Vec<OwnedArrival>)) -> bool {
         let mut worked = false;

@@ -78,6 +78,7 @@ impl Link {
     /// Tells the peer of congestion. As the next two, a function of its own, so that `respond` takes less of
     /// the stack.
     #[cold]
+    #[inline(never)]
     fn notify(
         &mut self,
         sink: &mut PacketSink<'_>,
@@ -101,13 +102,14 @@ impl Link {
 
     /// The bytes of a read cannot be sent.
     #[cold]
+    #[inline(never)]
     fn read_failed(&mut self, endpoint: &Endpoint, reply: &Reply, refusal: Refusal) {
         let verdict = self.responder.read_failed(reply, refusal);
         self.note(endpoint, verdict, true);
     }
 
     /// Sends bytes of a read that have been taken already.
-    #[cold]
+    #[inline(never)]
     fn add_kept(
         &mut self,
         sink: &mut PacketSink<'_>,

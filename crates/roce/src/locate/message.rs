@@ -59,6 +59,11 @@ pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
     with_attribute(MARK, method::GET, mark, 0, Place { port, room: None, host: 0 }, 0)
 }
 
+/// Whether a datagram is a mark, or the echo of one.
+pub(crate) fn is_mark(mad: &[u8; MAD_LEN]) -> bool {
+    parse(mad).is_some_and(|message| message.mark)
+}
+
 /// What a datagram of ours says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
