@@ -689,10 +689,10 @@ mod tests {
     use super::*;
 
     /// The lists are the process's: tests that expect a place in one of them, or that fill them, take turns.
-    static TURN: Mutex<()> = Mutex::new(());
+    static LISTS_IN_USE: Mutex<()> = Mutex::new(());
 
     fn turn() -> std::sync::MutexGuard<'static, ()> {
-        TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        LISTS_IN_USE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     #[test]
