@@ -232,9 +232,9 @@ impl Manager {
         self.pump();
     }
 
-    /// Sends what there is: it has left when this returns, for the process may end in the next instant. What
-    /// has happened is left to the background thread, which tells of it soon: it may make queue pairs ready
-    /// or end them, and for that the stack of a program's thread can be too small.
+    /// Sends the datagrams that are due. They have left when this returns, for the process may end in the
+    /// next instant. The background thread tells of events, soon: an event may make a queue pair ready or end
+    /// it, and the stack of a program's thread can be too small for that.
     fn send_out(&self) {
         self.transmit();
         let Ok(mut guard) = self.lock() else { return };
@@ -248,8 +248,8 @@ impl Manager {
         }
     }
 
-    /// Sends and tells what there is, for the background thread. If another thread is telling, it goes on to
-    /// tell this, too.
+    /// Sends the datagrams that are due, and tells of events, in the background thread. If another thread is
+    /// telling, that thread tells of these events, too.
     fn pump(&self) {
         let mut mine = false;
         loop {

@@ -588,7 +588,7 @@ impl Net {
             }
             Some((HandoverKind::Management, arrival)) if trusted => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
-                    // What threads of the program have received was sent before.
+                    // Datagrams that threads of the program have received and queued came before this one.
                     self.handle_management();
                     self.gsi.deliver(mad, source);
                 }

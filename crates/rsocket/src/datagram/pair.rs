@@ -157,7 +157,8 @@ impl DatagramState {
 
     /// Takes in a part of what has completed. Whether there may be more.
     fn take_in(&mut self) -> bool {
-        const BATCH: usize = 16;
+        // The completions lie on the stack of a program's thread, which may be small.
+        const BATCH: usize = 8;
         let Some(queue) = &self.queue else { return false };
         let mut found = [Completion::default(); BATCH];
         let mut count = 0;

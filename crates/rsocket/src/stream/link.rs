@@ -281,7 +281,7 @@ impl StreamState {
 
     /// Takes in a part of what has completed. Whether there may be more.
     fn take_in(&mut self) -> bool {
-        // They lie on the stack of a program's thread, which may be small.
+        // The completions lie on the stack of a program's thread, which may be small.
         const BATCH: usize = 8;
         let Some(link) = &mut self.link else { return false };
         let mut found = [Completion::default(); BATCH];
