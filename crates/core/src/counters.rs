@@ -91,7 +91,7 @@ counters! {
     not_ready_received: "times that a message found no receive at the peer",
     duplicates: "packets received again",
     out_of_sequence: "packets that came after a gap and were dropped",
-    dropped: "packets dropped because of their opcode or the queue pair's state",
+    dropped: "packets dropped because of their opcode, the queue pair's state, or too many management datagrams that wait",
     wrong_pkey: "packets dropped because of their partition key",
     wrong_qkey: "datagrams dropped because of their Q_Key",
     no_receive: "unreliable messages dropped because there was no receive that holds them",
