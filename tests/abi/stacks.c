@@ -650,6 +650,54 @@ static void talk(int passive)
 }
 static void tell(void) { CHECK(write(to_peer, &own, sizeof(own)) == sizeof(own)); }
 static void learn(void) { CHECK(read(from_peer, &others, sizeof(others)) == sizeof(others)); }
+/* Further streams are made while messages come in on the first: a thread that connects or accepts meets packets of other queue pairs, and acknowledgements that they are to send. */
+static int other = -1;
+static void make_other(void) { CHECK((other = by->socket(AF_INET, SOCK_STREAM, 0)) >= 0); }
+static void connect_other(void) { CHECK(!by->connect(other, (struct sockaddr *)&others, sizeof(others))); }
+static void close_other(void) { CHECK(!by->close(other)); }
+static void accept_at_once(void) { CHECK(!by->fcntl(at_home, F_SETFL, O_NONBLOCK)); }
+static void accept_other(void)
+{
+	other = by->accept(at_home, NULL, NULL);
+	CHECK(other >= 0 || errno == EAGAIN);
+}
+static uint32_t sent;
+static void send_some(void)
+{
+	for (int i = 0; i < 100 && sent + 64 <= BYTES; i++) {
+		ssize_t count = by->send(stream, bytes, 64, MSG_DONTWAIT);
+
+		CHECK(count > 0 || errno == EAGAIN);
+		if (count <= 0)
+			return;
+		sent += count;
+	}
+}
+static void meet(int passive)
+{
+	if (passive)
+		TAKE(accept_at_once);
+	for (int i = 0; i < 16; i++) {
+		if (passive) {
+			learn();
+			for (sent = 0, other = -1; other < 0;) {
+				TAKE(send_some);
+				TAKE(accept_other);
+			}
+			CHECK(write(to_peer, &sent, sizeof(sent)) == sizeof(sent));
+			learn();
+		} else {
+			TAKE(make_other);
+			tell();
+			TAKE(connect_other);
+			CHECK(read(from_peer, &length, sizeof(length)) == sizeof(length));
+			for (done = 0; done < length;)
+				TAKE(recv_stream);
+			tell();
+		}
+		TAKE(close_other);
+	}
+}
 /* Sockets of two processes: a stream, and datagrams. */
 static void sockets_apart(int passive)
 {
@@ -672,6 +720,7 @@ static void sockets_apart(int passive)
 	tell();
 	learn();
 	talk(passive);
+	meet(passive);
 	if (by == &with_r) {
 		done = 0;
 		length = 1;

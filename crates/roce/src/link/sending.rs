@@ -144,8 +144,9 @@ impl Link {
         }
     }
 
-    /// Sends up to `most` packets of requests, of those that were posted before `until`.
-    #[inline]
+    /// Sends up to `most` packets of requests, of those that were posted before `until`. A function of its
+    /// own: a thread that only sends acknowledgements, which may be deep in a call, takes less of the stack.
+    #[inline(never)]
     pub(crate) fn send(
         &mut self,
         endpoint: &Endpoint,
