@@ -295,6 +295,17 @@ static void believe_nobody(const char *device)
 	RETURNS(0, ibv_close_device(imported));
 }
 
+/* The exporter answers within a second, or it counts as asleep: where it gets no processor for so long, it is asked again. */
+static struct ibv_mr *imported(struct ibv_pd *pd, uint32_t number)
+{
+	struct ibv_mr *mr;
+
+	do
+		mr = ibv_import_mr(pd, number);
+	while (!mr && errno == EOPNOTSUPP);
+	return mr;
+}
+
 int main(int argc, char **argv)
 {
 	struct objects objects;
@@ -349,8 +360,8 @@ int main(int argc, char **argv)
 		printf("%d checks\n", checks);
 		return 0;
 	}
-	mr = ibv_import_mr(pd, objects.first);
-	second = ibv_import_mr(pd, objects.second);
+	mr = imported(pd, objects.first);
+	second = imported(pd, objects.second);
 	CHECK(mr && second && mr->addr == NULL && mr->length == LENGTH && mr->handle == objects.first && mr->pd == pd);
 	CHECK(mr->lkey != second->lkey);
 	RETURNS(EBUSY, ibv_dealloc_pd(pd));

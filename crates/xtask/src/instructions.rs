@@ -26,8 +26,10 @@ const MORE_DEVICES: &str = "d[1-7]@rate=100";
 /// More than this part above the count of the single device is too much.
 const TOLERANCE_AMONG: f64 = 0.08;
 /// Counts of these paths differ by a part of up to 0.08 from run to run, since another thread takes part: the
-/// smallest of so many is taken. On a busy machine most are large.
-const COUNTS: usize = 6;
+/// smallest is taken, once so many in a row were not clearly below it. On a busy machine most are large.
+const COUNTS_IN_VAIN: usize = 6;
+/// A count is clearly below another one by more than this part.
+const CLEARLY: f64 = 0.01;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
 
@@ -88,8 +90,14 @@ fn build(root: &Path) -> Result<PathBuf, String> {
 
 /// The smallest of some counts, where they differ from run to run.
 fn smallest(program: &Path, name: &str, beside: Option<&str>) -> Result<f64, String> {
-    let times = if name.ends_with(SHARED) { COUNTS } else { 1 };
-    (0..times).try_fold(f64::INFINITY, |least, _| Ok(count(program, name, beside)?.min(least)))
+    let mut least = count(program, name, beside)?;
+    let mut left = if name.ends_with(SHARED) { COUNTS_IN_VAIN } else { 0 };
+    while left > 0 {
+        let next = count(program, name, beside)?;
+        left = if next < least * (1.0 - CLEARLY) { COUNTS_IN_VAIN } else { left - 1 };
+        least = least.min(next);
+    }
+    Ok(least)
 }
 
 /// Instructions of one operation, where the program has these devices, too.
