@@ -25,8 +25,8 @@ use adverb_core::memory::Access;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
-use adverb_core::rings::{Rings, Rounds, WorkNote};
 use adverb_core::transport::Takeover;
+use adverb_core::work_notes::{Rounds, WorkCount, WorkNote};
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
 use adverb_samehost::{Copier, CopyProgress};
@@ -121,7 +121,7 @@ pub(crate) struct Endpoint {
     pub(crate) rounds: Rounds,
     /// Counts the calls of `transmit`. A thread calls, counts, and then tries `tx`. The thread that has `tx`
     /// looks at the count again after it lets go.
-    rings: Rings,
+    work_count: WorkCount,
     posts: Posts,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
@@ -228,7 +228,7 @@ impl Endpoint {
             has_untaken: AtomicBool::new(false),
             reading: AtomicU64::new(0),
             rounds: Rounds::default(),
-            rings: Rings::default(),
+            work_count: WorkCount::default(),
             posts: Posts::default(),
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
@@ -428,11 +428,11 @@ impl Endpoint {
         }
     }
 
-    /// Sends all that can be sent now. If another thread has the transmit lock, that thread hears the ring
+    /// Sends all that can be sent now. If another thread has the transmit lock, that thread finds the note
     /// and sends.
     #[inline]
     fn send_alone(&self) {
-        self.rings.ring();
+        self.work_count.note();
         if let Err(cause) = self.transmit_until_idle(false) {
             self.shut(cause);
         }
@@ -545,7 +545,7 @@ impl Endpoint {
     fn transmit_turns(&self, carries_on: bool, begins_to_copy: &mut bool) -> std::result::Result<(), Cause> {
         loop {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
-            let seen = self.rings.heard();
+            let seen = self.work_count.heard();
             if let Some(tx) = &mut *guard {
                 tx.heard = seen;
                 let outcome = tx.run(self, carries_on);
@@ -554,8 +554,8 @@ impl Endpoint {
                 outcome?;
             }
             drop(guard);
-            // A thread that rang while this one had the lock found it taken: send for it.
-            if !self.rings.since(seen) {
+            // A thread that noted work while this one had the lock found it taken: send for it.
+            if !self.work_count.since(seen) {
                 return Ok(());
             }
         }
@@ -585,8 +585,8 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
         let Ok(mut guard) = self.tx.try_lock() else { return Takeover::No };
         let Some(tx) = &mut *guard else { return Takeover::No };
-        // The count of rings when a thread last looked for all there is to send. A thread that has rung since
-        // then may find the lock taken by this one.
+        // The count of notes when a thread last looked for all there is to send. A thread that has noted work
+        // since then may find the lock taken by this one.
         let seen = tx.heard;
         let taken_over = match is_message {
             true => tx.send_at_once(self, request),
@@ -601,11 +601,11 @@ impl adverb_core::transport::Endpoint for Endpoint {
             lock(&self.to_ring).extend(tx.channel());
         }
         drop(guard);
-        // First the rings: the full fence between the end of the lock and both looks stands in `since`.
-        let has_rung = self.rings.since(seen);
+        // First the count of notes: `since` has the full fence between the end of the lock and both looks.
+        let has_more = self.work_count.since(seen);
         // The background thread sends and receives for those threads. This thread may not: it has its queue's
         // lock.
-        if self.rounds.go_on(&self.missed) || has_rung {
+        if self.rounds.go_on(&self.missed) || has_more {
             self.catch_up();
         }
         taken_over
@@ -672,7 +672,7 @@ impl Copier for Endpoint {
         if self.tx.try_lock().is_err() {
             return None;
         }
-        self.rings.ring();
+        self.work_count.note();
         if let Err(cause) = self.transmit_until_idle(true) {
             self.shut(cause);
         } else if self.rounds.go_on(&self.missed) {

@@ -152,7 +152,7 @@ pub(crate) struct Tx {
     is_asking: bool,
     /// The current message answers one of the peer's.
     is_response: bool,
-    /// The count of rings when a thread last began to look for all there is to send.
+    /// The count of notes when a thread last began to look for all there is to send.
     pub(crate) heard: u32,
     /// The way into the peer's memory, if its process is on this host.
     near: Option<Box<Near>>,
@@ -287,7 +287,7 @@ impl Tx {
             }
             endpoint.is_full.store(self.full, Ordering::Relaxed);
             // Full: an edge tells the background thread when there is room. Last: a thread that has posted
-            // meanwhile has rung, and this one looks for rings after it lets go of the lock.
+            // meanwhile has noted it, and this one looks for notes after it lets go of the lock.
             if self.full || last {
                 return Ok(());
             }

@@ -28,7 +28,7 @@ use adverb_core::gathering::{GatheredLane, Gathering};
 use adverb_core::lane_watch::{LaneWatch, WatchedLane};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Token, WRITABLE};
-use adverb_core::rings::{Rings, WorkNote};
+use adverb_core::work_notes::{WorkCount, WorkNote};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -70,7 +70,7 @@ pub(crate) struct Lane {
     /// The earliest deadline of these queue pairs in nanoseconds, or more.
     earliest: AtomicU64,
     /// Counts the calls of [`Lane::transmit`].
-    rings: Rings,
+    work_count: WorkCount,
     /// A thread found the receive lock taken: its holder looks again.
     missed: WorkNote,
     /// Packets to be sent wait for room in the socket.
@@ -129,7 +129,7 @@ impl Lane {
             timed: Mutex::default(),
             looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
-            rings: Rings::default(),
+            work_count: WorkCount::default(),
             missed: WorkNote::default(),
             is_full: AtomicBool::new(false),
             is_sending: AtomicBool::new(false),

@@ -10,8 +10,8 @@
 //! - How a thread waits in the kernel for a lock has no model.
 
 use crate::lock::Lock;
-use crate::rings::{RareWorkNote, Rings, WorkNote};
 use crate::sync::{AtomicU32, Ordering};
+use crate::work_notes::{RareWorkNote, WorkCount, WorkNote};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::sync::Arc;
@@ -151,7 +151,7 @@ struct WorkPost {
     lock: Lock<SharedWord>,
     posted: [AtomicU32; 2],
     done: [AtomicU32; 2],
-    rings: Rings,
+    work_count: WorkCount,
     note: WorkNote,
     rare_note: RareWorkNote,
 }
@@ -163,7 +163,7 @@ impl WorkPost {
             lock,
             posted: none(),
             done: none(),
-            rings: Rings::default(),
+            work_count: WorkCount::default(),
             note: WorkNote::default(),
             rare_note: RareWorkNote::default(),
         })
@@ -178,12 +178,12 @@ impl WorkPost {
 
     fn post_by_rings(&self, who: usize) {
         self.posted[who].store(1, Ordering::Relaxed);
-        self.rings.ring();
+        self.work_count.note();
         while let Some(shared) = self.lock.try_lock() {
-            let heard = self.rings.heard();
+            let heard = self.work_count.heard();
             self.work(&shared);
             drop(shared);
-            if !self.rings.since(heard) {
+            if !self.work_count.since(heard) {
                 return;
             }
         }

@@ -5,8 +5,8 @@ use super::SharedWord;
 use super::gathering::Clock;
 use crate::gathering::{GatheredLane, Gathering};
 use crate::lock::Lock;
-use crate::rings::Rings;
 use crate::sync::{AtomicU32, Ordering, fence};
+use crate::work_notes::WorkCount;
 use loom::thread;
 use std::sync::{Arc, Weak};
 
@@ -15,18 +15,18 @@ struct Connection {
     posted: AtomicU32,
     begun: AtomicU32,
     sending: Lock<SharedWord>,
-    rings: Rings,
+    work_count: WorkCount,
 }
 
 impl Connection {
     fn send(&self) {
-        self.rings.ring();
+        self.work_count.note();
         while let Some(shared) = self.sending.try_lock() {
-            let heard = self.rings.heard();
+            let heard = self.work_count.heard();
             shared.add();
             self.begun.store(self.posted.load(Ordering::Acquire), Ordering::Release);
             drop(shared);
-            if !self.rings.since(heard) {
+            if !self.work_count.since(heard) {
                 return;
             }
         }

@@ -2,8 +2,8 @@
 
 use super::SharedWord;
 use crate::lock::Lock;
-use crate::rings::{Rings, Rounds, WorkNote};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering};
+use crate::work_notes::{Rounds, WorkCount, WorkNote};
 use loom::thread;
 use std::sync::Arc;
 
@@ -92,11 +92,11 @@ fn packets_that_are_put_off_are_taken_in() {
 
 /// A thread that receives needs the lock of the sending side, finds it taken, and puts its work off, as iWARP
 /// does for the peer's reads. Meanwhile a posting thread has that lock without a round. It lets go, looks for
-/// rings, and then for work that was put off.
+/// noted work, and then for work that was put off.
 #[test]
 fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
     loom::model(|| {
-        let shared = Arc::new((Mutex::new(()), Rounds::default(), Rings::default()));
+        let shared = Arc::new((Mutex::new(()), Rounds::default(), WorkCount::default()));
         let other = shared.clone();
         let receiver = thread::spawn(move || {
             let (sending, rounds, _) = &*other;
@@ -106,13 +106,13 @@ fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
                 takes()
             }
         });
-        let (sending, rounds, rings) = &*shared;
-        let seen = rings.heard();
+        let (sending, rounds, work_count) = &*shared;
+        let seen = work_count.heard();
         let Ok(guard) = sending.try_lock() else { return drop(receiver.join()) };
         drop(guard);
         // In the order of iWARP: the fence of this look is also behind the end of the lock. The model checker
         // takes the look of `go_on` for a fence itself, so it would find no fault with the other order.
-        let _has_rung = rings.since(seen);
+        let _has_more = work_count.since(seen);
         let goes_on = rounds.go_on(&WorkNote::default());
         assert!(receiver.join().unwrap() || goes_on, "the reads are left lying");
     });

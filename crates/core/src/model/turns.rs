@@ -3,8 +3,8 @@
 use super::SharedWord;
 use crate::busy::Busy;
 use crate::lock::{Lock, LockGuard};
-use crate::rings::Turns;
 use crate::sync::{AtomicU32, Ordering};
+use crate::work_notes::Turns;
 use loom::thread;
 use std::sync::Arc;
 

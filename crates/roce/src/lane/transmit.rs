@@ -76,7 +76,7 @@ impl Lane {
     /// Sends packets that are due, unless another thread is sending: then that thread looks again.
     #[inline]
     pub(crate) fn transmit(&self) {
-        self.rings.ring();
+        self.work_count.note();
         self.transmit_until_idle(None);
     }
 
@@ -84,17 +84,17 @@ impl Lane {
     /// thread has posted.
     #[inline]
     pub(crate) fn transmit_for(&self, first: &Endpoint) {
-        self.rings.ring();
+        self.work_count.note();
         self.transmit_until_idle(Some(first));
     }
 
     pub(super) fn transmit_until_idle(&self, mut first: Option<&Endpoint>) {
         loop {
             let Ok(batch) = self.tx.try_lock() else {
-                // The thread with the lock finds the endpoint in the queue, and looks there after the ring.
+                // The thread with the lock finds the endpoint in the queue, and looks there after the note.
                 if let Some(endpoint) = first.take() {
                     endpoint.enqueue();
-                    self.rings.ring();
+                    self.work_count.note();
                     continue;
                 }
                 return;
@@ -105,17 +105,17 @@ impl Lane {
         }
     }
 
-    /// Sends packets that are due. Returns whether another thread has rung meanwhile, which may have found
+    /// Sends packets that are due. Returns whether another thread has noted work meanwhile: it may have found
     /// the lock taken.
     #[inline]
     pub(super) fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
-        let seen = self.rings.heard();
+        let seen = self.work_count.heard();
         self.gathering().take();
         self.is_sending.store(true, Ordering::Relaxed);
         self.send_all(&mut batch, first);
         self.is_sending.store(!batch.is_empty(), Ordering::Release);
         drop(batch);
-        self.rings.since(seen)
+        self.work_count.since(seen)
     }
 
     /// Sends the pending acknowledgements, and returns when they have left, even where another thread sends

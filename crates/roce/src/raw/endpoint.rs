@@ -13,9 +13,9 @@ use adverb_core::memory::{Reader, Source as Bytes};
 use adverb_core::qp::{Attributes, PayloadError, Queues, SendCursor, SendWork, State, Transition};
 use adverb_core::reactor::{READABLE, Readiness, Source, Token, WRITABLE};
 use adverb_core::request::{Completion, CompletionOpcode, Status};
-use adverb_core::rings::Rings;
 use adverb_core::transport;
 use adverb_core::wire::Direction;
+use adverb_core::work_notes::WorkCount;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -37,7 +37,7 @@ pub(crate) struct RawEndpoint {
     receive: Mutex<bool>,
     transmit: Mutex<Transmit>,
     /// Counts the calls of [`transport::Endpoint::transmit`].
-    rings: Rings,
+    work_count: WorkCount,
     /// Requests wait for room in the socket.
     is_full: AtomicBool,
     hearing: Mutex<Hearing>,
@@ -90,7 +90,7 @@ impl RawEndpoint {
                 passed: None,
                 frame: frame(),
             }),
-            rings: Rings::default(),
+            work_count: WorkCount::default(),
             is_full: AtomicBool::new(false),
             hearing: Mutex::default(),
             impaired: RawFaults::of(this, local, reactor),
@@ -320,13 +320,13 @@ impl Source for RawEndpoint {
 
 impl transport::Endpoint for RawEndpoint {
     fn transmit(&self) {
-        self.rings.ring();
+        self.work_count.note();
         loop {
             let Ok(mut transmit) = self.transmit.try_lock() else { return };
-            let seen = self.rings.heard();
+            let seen = self.work_count.heard();
             self.send_all(&mut transmit);
             drop(transmit);
-            if !self.rings.since(seen) {
+            if !self.work_count.since(seen) {
                 return;
             }
         }

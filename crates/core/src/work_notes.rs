@@ -1,32 +1,34 @@
 //! How threads that do not wait for a lock leave their work to its holder.
 //!
-//! A thread that has something to do rings, and then tries the lock. The holder looks at the rings when it
-//! begins. Once it has let go, it looks whether there has been one since, and if so tries the lock anew. So
-//! either the thread that rang gets the lock, or the holder sees the ring. Between the two accesses of each
-//! side is a full fence: without one, each could miss the other. `model` checks it.
+//! A thread that has something to do takes note of it ([`WorkCount::note`]), and then tries the lock. The
+//! holder reads the count of notes when it begins. Once it has let go, it looks whether the count is another
+//! one, and if so tries the lock anew. So either the thread with the work gets the lock, or the holder sees
+//! its note. Between the two accesses of each side is a full fence: without one, each could miss the other.
+//! `model` checks it.
 
 use crate::barrier;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence, fence_behind};
 
-/// Counts rings. See the module.
+/// Counts the notes that there is work. See the module.
 #[derive(Default)]
-pub struct Rings(AtomicU32);
+pub struct WorkCount(AtomicU32);
 
-impl Rings {
+impl WorkCount {
     /// There is something to do, which has been made visible before. The caller tries the lock afterwards.
     #[inline]
-    pub fn ring(&self) {
+    pub fn note(&self) {
         self.0.fetch_add(1, Ordering::SeqCst);
         fence_behind();
     }
 
-    /// With the lock, before looking for something to do: for [`Rings::since`].
+    /// With the lock, before looking for something to do: for [`WorkCount::since`].
     #[inline]
     pub fn heard(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// After the lock: whether it has rung since then, so that another thread may have found the lock taken.
+    /// After the lock: whether there has been a note since then, so that another thread may have found the
+    /// lock taken.
     #[inline]
     pub fn since(&self, heard: u32) -> bool {
         fence(Ordering::SeqCst);
