@@ -116,10 +116,11 @@ def refused(packed):
 
 
 def tests(packages):
-    packed = packages[".crate"]
-    yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", lambda: install(packed)
-    yield "cargo_refuses_what_it_cannot_serve", lambda: refused(packed)
+    yield "cargo_refuses_what_it_cannot_serve", lambda: refused(packages[".crate"])
 
 
 def tests_of_the_source(packages):
-    yield "cargo_installs_the_command_by_the_line_of_the_readme", lambda: from_the_hosting(packages[".crate"])
+    """Each builds everything: in the night, with all that is published."""
+    packed = packages[".crate"]
+    yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", lambda: install(packed)
+    yield "cargo_installs_the_command_by_the_line_of_the_readme", lambda: from_the_hosting(packed)

@@ -30,6 +30,17 @@ impl Drop for Server {
     }
 }
 
+/// Stops a child of ours that lives, and returns when none of its threads runs any more.
+fn stop(child: &Child) {
+    let (id, mut status) = (child.id() as libc::pid_t, 0);
+    // SAFETY: a signal to a child of ours that nobody has waited for; the status has a place.
+    unsafe {
+        assert_eq!(libc::kill(id, libc::SIGSTOP), 0);
+        assert_eq!(libc::waitpid(id, &mut status, libc::WUNTRACED), id);
+    }
+    assert!(libc::WIFSTOPPED(status));
+}
+
 fn context() -> Context {
     Device::all().unwrap().remove(0).open().unwrap()
 }
@@ -58,8 +69,7 @@ fn connect() {
     let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
     let connection = pair.connect(address, b"", SOON).unwrap();
     // It answers nothing any more, and nobody takes its place, as when its host has crashed.
-    // SAFETY: a signal to a child of ours that lives.
-    assert_eq!(unsafe { libc::kill(server.0.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    stop(&server.0);
     connection.post_send(WorkRequest::send(domain.buffer(8).unwrap())).unwrap();
     let completion = queue.wait(SOON).unwrap();
     assert_eq!(completion.status, Status::RetryExceeded);
@@ -124,8 +134,7 @@ fn a_peer_learns_of_the_end_though_the_holder_of_the_port_says_nothing() {
             let mut client = Server(client);
             let connection = listener.accept(SOON).unwrap().accept(pair, b"", SOON).unwrap();
             said.find(|line| line.contains("connected")).unwrap();
-            // SAFETY: a signal to a child of ours that lives.
-            assert_eq!(unsafe { libc::kill(holder.0.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+            stop(&holder.0);
             drop(client.0.stdin.take());
             assert!(connection.wait_disconnected(SOON), "the client's end is not known");
             assert!(client.0.wait().unwrap().success());

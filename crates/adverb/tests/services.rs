@@ -34,9 +34,9 @@ fn two_programs_connect_by_numbers_that_they_exchange_over_a_socket() {
             let own = queue_pair.raw_address(LOCAL).unwrap();
             own.write_to(&mut stream).unwrap();
             let peer = RawAddress::read_from(&mut stream).unwrap();
-            let options = ConnectionOptions::new().path_mtu(512).retries(3);
+            let options = ConnectionOptions::new().path_mtu(512).retries(7);
             let connection = queue_pair.connect_raw(&own, &peer, &options).unwrap();
-            // Neither side sends before the other one is connected, since retries end after a second.
+            // Neither side sends before the other one is connected, since retries end after two seconds.
             std::io::Write::write_all(&mut stream, b"c").unwrap();
             std::io::Read::read_exact(&mut stream, &mut [0]).unwrap();
             connection.post_send(WorkRequest::send(text)).unwrap();

@@ -191,7 +191,7 @@ pub(crate) mod tests {
     /// Packets for a queue pair without an owner cost one look-up, and not one each.
     #[test]
     fn nobody_is_looked_for_time_and_again() {
-        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
         let queue = HandoverQueue::default();
         // The last block belongs to nobody.

@@ -141,7 +141,7 @@ mod tests {
     /// A process's state of its own, since the background thread may still look at the queue of another test.
     /// Datagrams of the class are witnessed.
     fn net(class: u8) -> (Arc<Net>, Receiver<Handling>) {
-        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
         let (tell, told) = mpsc::channel();
         net.gsi.set_handler(class, Arc::new(Witness(Mutex::new(tell))));

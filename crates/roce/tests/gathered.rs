@@ -157,8 +157,10 @@ fn ending_child(side: &Side, site: &Site, ending: &str) -> Child {
         .spawn()
         .unwrap();
     let number = number_behind("number ", &mut BufReader::new(other.stdout.take().unwrap()));
-    writeln!(other.stdin.as_mut().unwrap(), "number {}", side.queue_pair.number()).unwrap();
+    // First: the other process posts as soon as it knows the number, and a packet that comes before this is
+    // repeated after a while only.
     join(side, site, number);
+    writeln!(other.stdin.as_mut().unwrap(), "number {}", side.queue_pair.number()).unwrap();
     other
 }
 

@@ -67,7 +67,9 @@ pub fn connects_and_disconnects(site: &Site) {
         assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
     }
     client.id.disconnect().unwrap();
-    assert!(client.channel.try_get().unwrap().is_none());
+    // It ends once. Half a second later, its number may be used again.
+    let later = client.channel.try_get().unwrap();
+    assert!(later.is_none_or(|event| event.kind == EventKind::TimewaitExit));
 }
 
 /// The passive side ends it.

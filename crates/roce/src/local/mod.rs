@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_process_is_not_judged_by_what_was_decided_about_the_one_that_had_its_number_before() {
-        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
         let mut numbers = Numbers::default();
         let (block, _) = numbers.claim().unwrap();
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_process_that_lets_no_peer_in_is_asked_a_bounded_number_of_times() {
-        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
         let mut state = State::default();
         let mut attempts = 0;
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_block_is_not_taken_for_that_of_the_process_that_had_it_before() {
-        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        adverb_core::engine::install(&[crate::FACTORY]);
         let net = Net::new(Vec::new());
         let mut numbers = Numbers::default();
         let (block, _) = numbers.claim().unwrap();
