@@ -42,6 +42,20 @@ pub struct QueuePairAttributes {
 }
 
 /// Numbers of a connection, as both sides have agreed on them.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, server) = ends()?;
+/// // On `roce0`, the numbers say how a message travels:
+/// if let Some(path) = client.attributes().path {
+///     let packets = 10_000_u32.div_ceil(path.path_mtu);
+///     println!("10000 bytes are {packets} packets, each sent up to {} times", 1 + path.retries);
+///     assert_eq!((path.peer, packets > 1), (server.number(), true));
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PathAttributes {

@@ -91,6 +91,17 @@ impl CompletionQueue {
     }
 
     /// Most requests in flight and completions not taken, together.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// // There is perhaps more room than was asked for, and so room for more queue pairs.
+    /// let completions = context.completion_queue(1000)?;
+    /// let queue_pairs = completions.capacity() / 256;
+    /// assert!(completions.capacity() >= 1000 && queue_pairs >= 3);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn capacity(&self) -> u32 {
         self.0.core.capacity()
     }
@@ -310,6 +321,27 @@ impl CompletionQueue {
     /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion of a failed request,
     /// or of a message for which the peer asked attention
     /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)). Otherwise as [`CompletionQueue::arm`].
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # use std::os::fd::AsRawFd;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn wait_readable(queue: &adverb::CompletionQueue) -> bool {
+    /// #     let mut entry = libc::pollfd { fd: queue.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    /// #     unsafe { libc::poll(&mut entry, 1, 10_000) == 1 }
+    /// # }
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// let receives = server.receive_queue();
+    /// receives.arm_solicited()?;
+    /// client.post_send(WorkRequest::send(b"no hurry"))?;
+    /// client.post_send(WorkRequest::send(b"look now").solicited())?;
+    /// // poll(2) returns at the second message, when both are there.
+    /// assert!(wait_readable(receives));
+    /// assert_eq!(receives.poll_many(16, &mut Vec::new())?, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn arm_solicited(&self) -> Result<()> {
         self.arm_for(true)
     }

@@ -15,6 +15,29 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Bytes in front of each datagram that is received: the header of its route. A receive needs room for them.
+///
+/// ```
+/// use adverb::{AddressHandle, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+/// #     return Ok(());
+/// # }
+/// # let completions = [domain.context().completion_queue(16)?, domain.context().completion_queue(16)?];
+/// # let sender = domain.datagram_queue_pair(QueuePairOptions::new(&completions[0]), 7)?;
+/// # let receiver = domain.datagram_queue_pair(QueuePairOptions::new(&completions[1]), 7)?;
+/// # let local = "127.0.0.1".parse().unwrap();
+/// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+/// // For datagrams of up to 64 bytes:
+/// receiver.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+/// sender.post_send(DatagramRequest::send(b"hello", &way, receiver.number(), 7))?;
+/// let received = completions[1].wait(std::time::Duration::from_secs(10))?.success()?;
+/// assert_eq!(received.bytes, DATAGRAM_HEADER + 5);
+/// assert_eq!(&received.into_buffer()[DATAGRAM_HEADER..][..5], b"hello");
+/// # Ok(())
+/// # }
+/// ```
 pub const DATAGRAM_HEADER: usize = 40;
 
 /// A way to a host (`ibv_create_ah`). Cheap to clone, thread-safe.
@@ -40,6 +63,22 @@ pub struct AddressHandle(Arc<address_handle::AddressHandle>);
 
 impl AddressHandle {
     /// The way from the local address `from` to the host at `to`.
+    ///
+    /// ```
+    /// use adverb::AddressHandle;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// // A way stays good for any number of datagrams: a program makes one for each host that it knows.
+    /// let here = "127.0.0.1".parse().unwrap();
+    /// let ways = [here, "127.0.0.2".parse().unwrap()].map(|host| AddressHandle::new(&domain, here, host));
+    /// assert!(ways.iter().all(|way| way.is_ok()));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `from` is no address of the device; EOPNOTSUPP if that has no datagrams; ENOMEM when
@@ -69,10 +108,54 @@ impl AddressHandle {
     }
 
     /// The number that stands for the queue pairs of all members of a multicast group.
+    ///
+    /// ```
+    /// use adverb::{AddressHandle, DatagramRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let here = "127.0.0.1".parse().unwrap();
+    /// let group = AddressHandle::multicast(&domain, here, "239.1.2.3".parse().unwrap())?;
+    /// // A group has no queue pair of its own. This number stands in its place.
+    /// let question = DatagramRequest::send(b"who is there?", &group, AddressHandle::EVERYBODY, 0x1234);
+    /// assert_eq!(AddressHandle::EVERYBODY, 0xff_ffff);
+    /// # drop(question);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub const EVERYBODY: u32 = MULTICAST_QUEUE_PAIR;
 
     /// The way back to the sender of a datagram. None if the completion is not of a datagram that was
     /// received, or if the datagram came by multicast, or to an address that the device has no more.
+    ///
+    /// ```
+    /// use adverb::{AddressHandle, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    /// # use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = [domain.context().completion_queue(16)?, domain.context().completion_queue(16)?];
+    /// # let asks = domain.datagram_queue_pair(QueuePairOptions::new(&completions[0]), 7)?;
+    /// # let answers = domain.datagram_queue_pair(QueuePairOptions::new(&completions[1]), 7)?;
+    /// # answers.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// # asks.post_send(DatagramRequest::send(b"who is there?", &way, answers.number(), 7))?;
+    /// let question = completions[1].wait(Duration::from_secs(10))?.success()?;
+    /// let way = AddressHandle::of_sender(&domain, &question).expect("it came to an address of this host");
+    /// let number = question.sender.expect("it is a datagram");
+    /// answers.post_send(DatagramRequest::send(b"I am", &way, number, 7))?;
+    /// assert_eq!(number, asks.number());
+    /// # completions[1].wait(Duration::from_secs(10))?.success()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn of_sender(domain: &ProtectionDomain, completion: &Completion) -> Option<Self> {
         completion.sender?;
         Self::of_header(domain, completion.header()?)
@@ -161,11 +244,55 @@ impl DatagramQueuePair {
     }
 
     /// The queue pair's number, which senders need.
+    ///
+    /// ```
+    /// use adverb::{DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // The number travels by another way, such as a file. Here the queue pair sends to itself.
+    /// let number = queue_pair.number();
+    /// queue_pair.post_send(DatagramRequest::send(b"to me", &way, number, 7).unsignalled())?;
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!((received.datagram(), received.sender), (Some(&b"to me"[..]), Some(number)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.0.number()
     }
 
     /// Puts a datagram on its way. It is complete when it has left.
+    ///
+    /// ```
+    /// use adverb::{DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let mut buffer = domain.buffer(16)?;
+    /// buffer.fill(7);
+    /// // Nobody receives it. The request ends well all the same: the datagram has left.
+    /// queue_pair.post_send(DatagramRequest::send(buffer, &way, queue_pair.number(), 7))?;
+    /// let buffer = completions.wait(std::time::Duration::from_secs(10))?.success()?.into_buffer();
+    /// assert_eq!(buffer[..], [7; 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Connection::post_send`](crate::Connection::post_send).
@@ -180,6 +307,29 @@ impl DatagramQueuePair {
 
     /// Offers memory for a datagram, with [`DATAGRAM_HEADER`] bytes of room in front. A datagram that finds
     /// none is lost.
+    ///
+    /// ```
+    /// use adverb::{DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // The first datagram takes the first receive.
+    /// for (id, buffer) in (0..).zip(domain.buffers(4, DATAGRAM_HEADER + 1024)?) {
+    ///     queue_pair.post_receive(id, buffer)?;
+    /// }
+    /// # queue_pair.post_send(DatagramRequest::send(b"to me", &way, queue_pair.number(), 7).unsignalled())?;
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!((received.id, received.datagram()), (0, Some(&b"to me"[..])));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::post_receive`].
@@ -215,6 +365,25 @@ impl DatagramQueuePair {
     }
 
     /// Leaves a multicast group.
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// let group = "239.1.2.3".parse().unwrap();
+    /// queue_pair.join(group)?;
+    /// // Its receives are for datagrams to the queue pair alone from here on.
+    /// queue_pair.leave(group)?;
+    /// assert!(queue_pair.leave(group).is_err(), "it is no member any more");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for a group that it has not joined.

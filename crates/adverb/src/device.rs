@@ -36,6 +36,20 @@ pub struct Device(Arc<adverb_core::device::Device>);
 impl Device {
     /// All devices that this process sees, in the order of `ADVERB_DEVICE`.
     ///
+    /// ```
+    /// use adverb::Device;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// // A test on every device that the process sees:
+    /// let devices = Device::all()?;
+    /// assert!(!devices.is_empty());
+    /// for device in devices {
+    ///     assert!(device.open()?.attributes().max_qp > 0, "{}", device.name());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the engine cannot start: out of descriptors (EMFILE, ENFILE).
     pub fn all() -> Result<Vec<Device>> {
@@ -54,11 +68,36 @@ impl Device {
     }
 
     /// The device's name, for instance `roce0`.
+    ///
+    /// ```
+    /// use adverb::{Context, Device};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// // A program that lets its user choose shows the names, and opens the device of the chosen one.
+    /// let names: Vec<_> = Device::all()?.iter().map(|device| device.name().to_owned()).collect();
+    /// assert_eq!(Context::open(&names[0])?.device().name(), names[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
     /// Opens it. A device may be opened many times; objects of different contexts do not work together.
+    ///
+    /// ```
+    /// use adverb::{Context, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let device = Context::open_default()?.device();
+    /// let (first, second) = (device.open()?, device.open()?);
+    /// // A queue pair and its completion queue come from one context.
+    /// let options = QueuePairOptions::new(&first.completion_queue(16)?);
+    /// assert!(second.protection_domain()?.queue_pair(options.clone()).is_err());
+    /// assert!(first.protection_domain()?.queue_pair(options).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open(&self) -> Result<Context> {
         Ok(Context(self.0.open()?))
     }
@@ -119,6 +158,17 @@ pub struct Context(pub(crate) Arc<adverb_core::device::Context>);
 impl Context {
     /// Opens the first device that this process sees: `roce0`, unless `ADVERB_DEVICE` says otherwise.
     ///
+    /// ```
+    /// use adverb::{Context, Device};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// // For programs that run on any device. `ADVERB_DEVICE` chooses it without a change of the program.
+    /// let context = Context::open_default()?;
+    /// assert_eq!(context.device().name(), Device::all()?[0].name());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// ENODEV when there is none, with the reason for each one that `ADVERB_DEVICE` asks for.
     pub fn open_default() -> Result<Context> {
@@ -157,6 +207,18 @@ impl Context {
     }
 
     /// The device.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// # let completions = context.completion_queue(16)?;
+    /// // The name for a log, and the counters:
+    /// let device = context.device();
+    /// println!("{}: {} counters", device.name(), device.counters().len());
+    /// assert!(!device.name().is_empty() && !device.counters().is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn device(&self) -> Device {
         Device(self.0.device().clone())
     }
@@ -255,6 +317,21 @@ impl Context {
 
     /// A descriptor that is readable while an event waits ([`Context::next_event`]). Only for poll(2) and its
     /// like.
+    ///
+    /// ```
+    /// use std::os::fd::AsRawFd;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// let events = context.event_descriptor().as_raw_fd();
+    /// let mut entry = libc::pollfd { fd: events, events: libc::POLLIN, revents: 0 };
+    /// // SAFETY: poll(2) reads and writes one live entry.
+    /// let readable = unsafe { libc::poll(&mut entry, 1, 0) };
+    /// // A new context has no event.
+    /// assert_eq!(readable, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn event_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the queue, and so its descriptor, lives as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.0.events().descriptor()) }
@@ -278,11 +355,43 @@ impl Context {
     }
 
     /// A new protection domain.
+    ///
+    /// ```
+    /// use adverb::{PostError, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// # let completions = context.completion_queue(16)?;
+    /// // Clients that must not reach each other's memory get a domain each.
+    /// let (one, other) = (context.protection_domain()?, context.protection_domain()?);
+    /// let queue_pair = one.queue_pair(QueuePairOptions::new(&completions))?;
+    /// let refused = queue_pair.post_receive(0, other.buffer(64)?).unwrap_err();
+    /// assert_eq!(refused.reason, PostError::OtherDomain);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
     }
 
     /// A new XRC domain, which no other process knows.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let context = domain.context();
+    /// # let receives = context.completion_queue(64)?;
+    /// // A shared receive queue for each kind of message; all of them behind one connection.
+    /// let xrc = context.xrc_domain()?;
+    /// let (orders, questions) =
+    ///     (xrc.receive_queue(&domain, &receives, 16, 1)?, xrc.receive_queue(&domain, &receives, 16, 1)?);
+    /// assert_ne!(orders.number(), questions.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EOPNOTSUPP on a device without the service, as `iwarp0`.
@@ -291,6 +400,20 @@ impl Context {
     }
 
     /// A new completion queue for at least `capacity` requests in flight; see [`CompletionQueue`].
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// // For two queue pairs, each with 128 sends and 128 receives:
+    /// let completions = context.completion_queue(2 * (128 + 128))?;
+    /// let domain = context.protection_domain()?;
+    /// let pairs = [(); 2].map(|()| domain.queue_pair(QueuePairOptions::new(&completions)));
+    /// assert!(pairs.iter().all(|pair| pair.is_ok()) && completions.poll()?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn completion_queue(&self, capacity: u32) -> Result<CompletionQueue> {
         CompletionQueue::new(self, capacity)
     }

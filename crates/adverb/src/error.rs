@@ -111,6 +111,21 @@ impl Error {
     }
 
     /// The status of the request that has failed, if one has.
+    ///
+    /// ```
+    /// use adverb::{Rights, Status, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, _region, there) = ends_with_region(Rights::READ)?;
+    /// client.post_send(WorkRequest::write(b"not allowed", &there))?;
+    /// let error = client.send_queue().wait(SOON)?.success().unwrap_err();
+    /// assert_eq!(error.status(), Some(Status::RemoteAccess));
+    /// // Errors that are not about a request have none.
+    /// let error = client.send_queue().wait(std::time::Duration::ZERO).unwrap_err();
+    /// assert_eq!(error.status(), None);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn status(&self) -> Option<Status> {
         match self {
             Self::Request(error) => Some(error.status),
@@ -206,6 +221,20 @@ impl RequestError {
     /// Whether the request was not carried out at all, since the connection had ended, or was about to. The
     /// first failed request of the queue pair has the reason, or
     /// [`Connection::ended`](crate::Connection::ended).
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// drop(client);
+    /// // The four receives come back, and none of them is worth a message to the user.
+    /// for _ in 0..4 {
+    ///     let error = server.receive_queue().wait(SOON)?.error().expect("no message has come");
+    ///     assert!(error.is_flushed());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_flushed(&self) -> bool {
         self.status == Status::Flushed
     }

@@ -257,4 +257,17 @@ pub use shared_receive_queue::SharedReceiveQueue;
 pub use xrc::{XrcConnection, XrcDomain, XrcInitiator, XrcTarget};
 
 /// The result of a call of this crate.
+///
+/// ```
+/// use adverb::{Context, MemoryRegion, Rights};
+///
+/// /// A table for peers. Each error of this crate becomes an [`adverb::Error`] by `?`.
+/// fn table(bytes: usize) -> adverb::Result<MemoryRegion> {
+///     let domain = Context::open_default()?.protection_domain()?;
+///     domain.memory_region(bytes, Rights::READ)
+/// }
+///
+/// assert!(table(4096).is_ok());
+/// assert_eq!(table(0).unwrap_err().errno(), libc::EINVAL);
+/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -90,6 +90,22 @@ impl Listener {
     }
 
     /// The address, with the port that was chosen.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 16)?;
+    /// // The clients need the port that the kernel has chosen.
+    /// let address = listener.local_address();
+    /// let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// let server = listener.accept(SOON)?.accept(server, b"", SOON)?;
+    /// assert!(server.is_connected());
+    /// # client.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_address(&self) -> SocketAddr {
         self.listening.local()
     }
@@ -204,22 +220,95 @@ pub struct ConnectionRequest {
 
 impl ConnectionRequest {
     /// The peer's address.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let client = queue_pair(&domain)?;
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// // This server is for programs of its own host.
+    /// let is_from_here = request.peer_address().ip().is_loopback();
+    /// assert!(is_from_here);
+    /// # drop(request);
+    /// # assert!(client.join().unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn peer_address(&self) -> SocketAddr {
         self.request.peer()
     }
 
     /// What the peer said. Transports may append zeros.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let client = queue_pair(&domain)?;
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"\x03Ada", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// // The zeros behind it are not the peer's, so the peer says the length of its name.
+    /// let data = request.private_data();
+    /// assert_eq!(&data[1..][..data[0].into()], b"Ada");
+    /// # drop(request);
+    /// # assert!(client.join().unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn private_data(&self) -> &[u8] {
         self.request.private_data()
     }
 
     /// This side's address, to which the peer has come.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let client = queue_pair(&domain)?;
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// // A listener of all addresses learns from it by which network the peer has come.
+    /// assert_eq!(request.local_address(), listener.local_address());
+    /// # drop(request);
+    /// # assert!(client.join().unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_address(&self) -> SocketAddr {
         self.request.local()
     }
 
     /// Accepts the connection onto `queue_pair`, telling the peer `private_data`. Waits until it stands, at
     /// most `timeout`.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// // The receives are there before the peer can send.
+    /// server.post_receive(0, domain.buffer(64)?)?;
+    /// let server = request.accept(server, b"welcome", SOON)?;
+    /// # let client = client.join().unwrap()?;
+    /// // The client:
+    /// assert!(client.private_data().starts_with(b"welcome"));
+    /// # drop(server);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone
@@ -235,6 +324,24 @@ impl ConnectionRequest {
     }
 
     /// Accepts the connection onto `queue_pair`. Waits until it stands, as long as `options` say.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// let request = listener.accept(SOON)?;
+    /// // A peer has at most four Reads under way in the memory of this side.
+    /// let server = request.accept_with(server, &ConnectionOptions::new().inbound_reads(4))?;
+    /// assert!(server.attributes().path.is_none_or(|path| path.inbound_reads <= 4));
+    /// # client.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in

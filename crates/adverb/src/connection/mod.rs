@@ -321,11 +321,42 @@ impl Connection {
     }
 
     /// This side's address, once the transport has chosen one.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// // The kernel has chosen the address by which this host reaches the peer.
+    /// let here = client.local_address().expect("the connection stands");
+    /// assert!(here.ip().is_loopback());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.handle.0.local()
     }
 
     /// The queue pair.
+    ///
+    /// ```
+    /// use adverb::QueuePair;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    ///
+    /// /// Posts two receives, before there is a connection or afterwards.
+    /// fn offer(queue_pair: &QueuePair) -> adverb::Result<()> {
+    ///     for buffer in queue_pair.domain().buffers(2, 64)? {
+    ///         queue_pair.post_receive(0, buffer)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// offer(client.queue_pair())?;
+    /// assert_eq!(client.in_flight(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn queue_pair(&self) -> &QueuePair {
         &self.queue_pair
     }
@@ -338,6 +369,25 @@ impl Connection {
     /// ```compile_fail,E0599
     /// # fn post(queue_pair: &adverb::QueuePair) {
     /// let _ = queue_pair.post_send(adverb::WorkRequest::send(b"to nobody"));
+    /// # }
+    /// ```
+    ///
+    /// ```
+    /// use adverb::{PostError, Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::WRITE)?;
+    /// let mut buffer = client.domain().buffer(64)?;
+    /// buffer.fill(7);
+    /// // A request that is refused gives its buffer back at once, and one that is accepted at its end.
+    /// let token = there.slice(..32).expect("the region has so much");
+    /// let refused = client.post_send(WorkRequest::write(buffer, &token)).unwrap_err();
+    /// assert_eq!(refused.reason, PostError::PastToken);
+    /// let buffer = refused.buffer.expect("the request had one");
+    /// client.post_send(WorkRequest::write(buffer, &there))?;
+    /// assert_eq!(client.send_queue().wait(SOON)?.success()?.into_buffer()[..], [7; 64]);
+    /// # drop(region);
+    /// # Ok(())
     /// # }
     /// ```
     ///
@@ -370,6 +420,18 @@ impl Connection {
     }
 
     /// Waits until the connection has ended, by either side and for any reason. Whether it has.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// # drop(client);
+    /// // A server that only offers memory has nothing else to do until its client has gone.
+    /// let has_gone = server.wait_disconnected(SOON);
+    /// assert!(has_gone);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_disconnected(&self, timeout: Duration) -> bool {
         self.wait_ended(timeout).is_some()
     }
@@ -378,6 +440,20 @@ impl Connection {
     ///
     /// The receives that no message has taken come back as completions with the status `Flushed`. That is no
     /// error of this program.
+    ///
+    /// ```
+    /// use adverb::End;
+    /// use std::time::Duration;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// // It stands:
+    /// assert_eq!(server.wait_ended(Duration::from_millis(1)), None);
+    /// client.disconnect()?;
+    /// assert_eq!(server.wait_ended(Duration::from_secs(10)), Some(End::Peer));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait_ended(&self, timeout: Duration) -> Option<End> {
         self.progress.wait(timeout, |reported| self.end_of(reported))
     }

@@ -64,6 +64,27 @@ impl Default for ConnectionOptions {
 impl ConnectionOptions {
     /// No private data, 10 seconds, 7 retries, a wait without a limit for the peer's receive, as many reads
     /// as the device can. The kernel chooses the source address, and the device the path.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// let connection = client.connect_with(address, &ConnectionOptions::new())?;
+    /// // On `roce0`:
+    /// if let Some(path) = connection.attributes().path {
+    ///     assert_eq!((path.retries, path.no_receive_retries), (7, 7));
+    /// }
+    /// # server.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new() -> Self {
         Self {
             private_data: Vec::new(),
@@ -98,6 +119,23 @@ impl ConnectionOptions {
     }
 
     /// How long the call waits for the peer.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// use std::time::Duration;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let client = queue_pair(&domain)?;
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// // The server listens, and accepts nobody. This client does not wait for 10 seconds.
+    /// let options = ConnectionOptions::new().timeout(Duration::from_millis(50));
+    /// let failed = client.connect_with(address, &options).unwrap_err();
+    /// assert!(adverb::Error::from(failed).is_timeout());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -129,6 +167,26 @@ impl ConnectionOptions {
 
     /// How often a request is repeated that the peer does not answer: 0 to 7 (`retry_cnt`). On `roce0` alone,
     /// and of the side that connects: the other one takes its number. TCP repeats by itself.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// // A peer that is gone is noticed sooner.
+    /// let options = ConnectionOptions::new().retries(2);
+    /// let connection = client.connect_with(address, &options)?;
+    /// assert!(connection.attributes().path.is_none_or(|path| path.retries == 2));
+    /// # server.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn retries(self, count: u8) -> Self {
         Self { retries: count, ..self }
     }
@@ -137,23 +195,109 @@ impl ConnectionOptions {
     /// (`rnr_retry_count`). Each side says it to the other one. With
     /// [`QueuePair::connect_raw`](crate::QueuePair::connect_raw), nobody says anything: there it counts for
     /// the Sends of this side. On `roce0` alone: on `iwarp0`, a message waits two seconds.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = std::thread::spawn(move || client.connect(address, b"", SOON));
+    /// // The server posts its receives in time. A message that finds none is a fault, and is not repeated.
+    /// let options = ConnectionOptions::new().no_receive_retries(0);
+    /// let server = listener.accept(SOON)?.accept_with(server, &options)?;
+    /// # let client = client.join().unwrap()?;
+    /// // The client was told:
+    /// assert!(client.attributes().path.is_none_or(|path| path.no_receive_retries == 0));
+    /// # drop(server);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn no_receive_retries(self, count: u8) -> Self {
         Self { no_receive_retries: count, ..self }
     }
 
     /// Most Reads and atomics of the peer that are under way at once (`responder_resources`).
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// // The peer is to write, and reads nothing but a word now and then.
+    /// let options = ConnectionOptions::new().inbound_reads(1);
+    /// let connection = client.connect_with(address, &options)?;
+    /// # let server = server.join().unwrap()?;
+    /// // So its Reads come one after the other.
+    /// assert!(server.attributes().path.is_none_or(|path| path.outbound_reads == 1));
+    /// # drop(connection);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn inbound_reads(self, count: u8) -> Self {
         Self { inbound_reads: Some(count), ..self }
     }
 
     /// Most Reads and atomics of this side that are under way at once (`initiator_depth`). Others wait in the
     /// send queue.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// // Two large Reads at once are enough to keep the network busy.
+    /// let options = ConnectionOptions::new().outbound_reads(2);
+    /// let connection = client.connect_with(address, &options)?;
+    /// assert!(connection.attributes().path.is_none_or(|path| path.outbound_reads == 2));
+    /// # server.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn outbound_reads(self, count: u8) -> Self {
         Self { outbound_reads: Some(count), ..self }
     }
 
     /// How long the peer has for an answer until a request is repeated: 4.096 µs times a power of two,
     /// rounded up. On `roce0` alone, and of the side that connects.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// use std::time::Duration;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// // For a slow network: a request is not repeated too soon.
+    /// let options = ConnectionOptions::new().answer_time(Duration::from_millis(500));
+    /// let connection = client.connect_with(address, &options)?;
+    /// // On `roce0`, the time was rounded up.
+    /// if let Some(path) = connection.attributes().path {
+    ///     assert!(path.answer_time.is_some_and(|time| time >= Duration::from_millis(500)));
+    /// }
+    /// # server.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn answer_time(self, time: Duration) -> Self {
         Self { answer_time: Some(time), ..self }
     }
@@ -170,6 +314,26 @@ impl ConnectionOptions {
 
     /// The most bytes of payload in one packet: 256, 512, 1024, 2048 or 4096. On `roce0` alone, and of the
     /// side that connects. If the interface carries less, so does the connection.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let listener = adverb::Listener::bind(domain.context(), "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = std::thread::spawn(move || -> adverb::Result<_> {
+    /// #     Ok(listener.accept(SOON)?.accept(server, b"", SOON)?)
+    /// # });
+    /// // For a tunnel that carries no longer packets:
+    /// let options = ConnectionOptions::new().path_mtu(512);
+    /// let connection = client.connect_with(address, &options)?;
+    /// assert!(connection.attributes().path.is_none_or(|path| path.path_mtu == 512));
+    /// # server.join().unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn path_mtu(self, bytes: u32) -> Self {
         Self { path_mtu: Some(bytes), ..self }
     }
