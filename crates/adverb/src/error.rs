@@ -116,8 +116,9 @@ impl Error {
     /// use adverb::{Rights, Status, WorkRequest};
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
     /// # fn main() -> adverb::Result<()> {
-    /// # let (client, _server, _region, there) = ends_with_region(Rights::READ)?;
-    /// client.post_send(WorkRequest::write(b"not allowed", &there))?;
+    /// # let (client, _server, _region, there) = ends_with_region(Rights::WRITE)?;
+    /// // The peer has not allowed it.
+    /// client.post_send(WorkRequest::read(client.domain().buffer(8)?, &there))?;
     /// let error = client.send_queue().wait(SOON)?.success().unwrap_err();
     /// assert_eq!(error.status(), Some(Status::RemoteAccess));
     /// // Errors that are not about a request have none.

@@ -186,16 +186,59 @@ impl QueuePair {
     }
 
     /// The queue pair's protection domain.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// // Memory of its requests comes from there, also in a function that has nothing but the connection.
+    /// let mut buffer = client.domain().buffer(64)?;
+    /// buffer.fill(7);
+    /// client.post_send(WorkRequest::send(buffer))?;
+    /// assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), [7; 64]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
     /// Where requests of the send queue complete.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// let mut buffer = client.domain().buffer(64)?;
+    /// buffer.fill(7);
+    /// client.post_send(WorkRequest::send(buffer))?;
+    /// // The buffer is the program's again when the request has ended.
+    /// let buffer = client.send_queue().wait(SOON)?.success()?.into_buffer();
+    /// assert_eq!(buffer[..], [7; 64]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send_queue(&self) -> &CompletionQueue {
         &self.send_queue
     }
 
     /// Where receives complete.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// client.post_send(WorkRequest::send(b"a question"))?;
+    /// let question = server.receive_queue().wait(SOON)?.success()?;
+    /// assert_eq!(question.message(), b"a question");
+    /// // Its receive takes another message.
+    /// server.post_receive(question.id, question.into_buffer())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn receive_queue(&self) -> &CompletionQueue {
         &self.receive_queue
     }

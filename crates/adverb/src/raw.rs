@@ -41,9 +41,31 @@ pub struct RawAddress {
 
 impl RawAddress {
     /// Bytes of the form on a socket: the text, and a zero.
+    ///
+    /// ```
+    /// use adverb::RawAddress;
+    ///
+    /// let address = RawAddress { number: 17, first_packet: 4, gid: [0; 16] };
+    /// // A program that reads from its socket itself takes so many bytes.
+    /// let mut received = [0; RawAddress::BYTES];
+    /// address.write_to(&mut &mut received[..]).unwrap();
+    /// assert_eq!(received.last(), Some(&0));
+    /// ```
     pub const BYTES: usize = 52;
 
     /// The GID as an IP address.
+    ///
+    /// ```
+    /// use adverb::RawAddress;
+    ///
+    /// /// For a log: who the peer is.
+    /// fn name(peer: &RawAddress) -> String {
+    ///     format!("queue pair {:#x} of {}", peer.number, peer.ip())
+    /// }
+    ///
+    /// let peer = "0000:000123:abcdef:00000000000000000000ffffc0000207".parse().unwrap();
+    /// assert_eq!(name(&peer), "queue pair 0x123 of 192.0.2.7");
+    /// ```
     pub fn ip(&self) -> IpAddr {
         Ipv6Addr::from(self.gid).to_canonical()
     }
@@ -74,6 +96,19 @@ impl RawAddress {
 
     /// Receives what [`RawAddress::write_to`] sends.
     ///
+    /// ```
+    /// use adverb::RawAddress;
+    /// use std::io::ErrorKind;
+    ///
+    /// # let peer = RawAddress { number: 17, first_packet: 4, gid: [7; 16] };
+    /// # let (mut here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
+    /// peer.write_to(&mut there).unwrap();
+    /// assert_eq!(RawAddress::read_from(&mut here).unwrap(), peer);
+    /// // Some other program has called:
+    /// let request = [b'x'; RawAddress::BYTES];
+    /// assert_eq!(RawAddress::read_from(&mut &request[..]).unwrap_err().kind(), ErrorKind::InvalidData);
+    /// ```
+    ///
     /// # Errors
     /// Those of the stream; [`io::ErrorKind::InvalidData`] for something else than an address.
     pub fn read_from(stream: &mut impl Read) -> io::Result<Self> {
@@ -92,6 +127,15 @@ impl fmt::Display for RawAddress {
 }
 
 /// A text that is no [`RawAddress`].
+///
+/// ```
+/// use adverb::{NoAddress, RawAddress};
+///
+/// // A number of the command line that was not copied whole:
+/// let text = "0000:000123:abcdef";
+/// assert_eq!(text.parse::<RawAddress>(), Err(NoAddress));
+/// assert!(NoAddress.to_string().contains("GID are wanted"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoAddress;
 
@@ -143,6 +187,28 @@ pub struct RawConnection(QueuePair);
 impl RawConnection {
     /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send).
     ///
+    /// ```
+    /// use adverb::{ConnectionOptions, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if domain.context().attributes().transport == adverb::TransportType::Iwarp {
+    /// #     return Ok(());
+    /// # }
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let (of_client, of_server) = (client.raw_address(local)?, server.raw_address(local)?);
+    /// # server.post_receive(0, domain.buffer(64)?)?;
+    /// # let server = server.connect_raw(&of_server, &of_client, &ConnectionOptions::new())?;
+    /// let client = client.connect_raw(&of_client, &of_server, &ConnectionOptions::new())?;
+    /// // No manager tells that the peer is there: a request that ends well does.
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// client.send_queue().wait(SOON)?.success()?;
+    /// assert_eq!(server.receive_queue().wait(SOON)?.success()?.message(), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
@@ -151,6 +217,27 @@ impl RawConnection {
     }
 
     /// The queue pair, in error: its requests come back as flushed. [`QueuePair::reset`] makes it new.
+    ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if domain.context().attributes().transport == adverb::TransportType::Iwarp {
+    /// #     return Ok(());
+    /// # }
+    /// # let (client, server) = (queue_pair(&domain)?, queue_pair(&domain)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let (own, peer) = (client.raw_address(local)?, server.raw_address(local)?);
+    /// # client.post_receive(0, domain.buffer(64)?)?;
+    /// let connection = client.connect_raw(&own, &peer, &ConnectionOptions::new())?;
+    /// // The peer is gone. The same queue pair, with its buffers, is for the next one.
+    /// let mut queue_pair = connection.into_queue_pair();
+    /// let buffers = queue_pair.reset()?;
+    /// assert_eq!((buffers.len(), queue_pair.is_connected()), (1, false));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn into_queue_pair(self) -> QueuePair {
         self.0.fail();
         self.0
@@ -175,6 +262,24 @@ impl fmt::Debug for RawConnection {
 impl QueuePair {
     /// The numbers by which a peer reaches this queue pair, at the local address `ip`. The first packet
     /// number is a new one each time: keep the result, and hand it to [`QueuePair::connect_raw`].
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if domain.context().attributes().transport == adverb::TransportType::Iwarp {
+    /// #     return Ok(());
+    /// # }
+    /// # let queue_pair = queue_pair(&domain)?;
+    /// // At the address by which the peer is to reach this host, such as that of a socket to the peer.
+    /// let here = "127.0.0.1".parse().unwrap();
+    /// let own = queue_pair.raw_address(here)?;
+    /// assert_eq!((own.number, own.ip()), (queue_pair.number(), here));
+    /// // An address of another host is refused.
+    /// assert!(queue_pair.raw_address("192.0.2.7".parse().unwrap()).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device; EOPNOTSUPP on a device that connects by its manager
@@ -312,11 +417,58 @@ pub(crate) fn connect(
 /// let _ = connection.post_send(adverb::WorkRequest::read(buffer, there));
 /// # }
 /// ```
+///
+/// ```
+/// use adverb::{ConnectionOptions, ProtectionDomain, QueuePairOptions, RawAddress, UnreliableConnection};
+///
+/// /// One end of a connection by numbers. `exchange` tells the peer its own ones, and brings the peer's.
+/// fn connect(
+///     domain: &ProtectionDomain,
+///     exchange: impl FnOnce(RawAddress) -> RawAddress,
+/// ) -> adverb::Result<UnreliableConnection> {
+///     let completions = domain.context().completion_queue(256)?;
+///     let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+///     let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+///     Ok(queue_pair.connect_raw(&own, &exchange(own), &ConnectionOptions::new())?)
+/// }
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+/// #     return Ok(());
+/// # }
+/// // Its own peer:
+/// let connection = connect(&domain, |own| own)?;
+/// assert_ne!(connection.number(), 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct UnreliableQueuePair(pub(crate) QueuePair);
 
 impl UnreliableQueuePair {
     /// Connects to the queue pair at `peer` without a connection manager, as [`QueuePair::connect_raw`]. The
     /// peer's queue pair is of the service UC, too.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let [a, b] = [(); 2].map(|()| domain.unreliable_queue_pair(QueuePairOptions::new(&completions)));
+    /// # let (a, b) = (a?, b?);
+    /// let local = "127.0.0.1".parse().unwrap();
+    /// // Each side hands the numbers that it has told the peer, and those that the peer has told it.
+    /// let (of_a, of_b) = (a.raw_address(local)?, b.raw_address(local)?);
+    /// let a = a.connect_raw(&of_a, &of_b, &ConnectionOptions::new())?;
+    /// let b = b.connect_raw(&of_b, &of_a, &ConnectionOptions::new())?;
+    /// assert_eq!((a.number(), b.number()), (of_a.number, of_b.number));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::connect_raw`].
@@ -335,6 +487,23 @@ impl UnreliableQueuePair {
     /// The numbers by which a peer reaches this queue pair, at the local address `ip`, as
     /// [`QueuePair::raw_address`].
     ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// // As text, for a file or a socket:
+    /// assert_eq!(own.to_string().parse(), Ok(own));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
     pub fn raw_address(&self, ip: IpAddr) -> Result<RawAddress> {
@@ -342,6 +511,28 @@ impl UnreliableQueuePair {
     }
 
     /// Offers memory for a message of the peer, as [`QueuePair::post_receive`].
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// // Before it is connected: a message that finds no receive is lost.
+    /// queue_pair.post_receive(7, domain.buffer(64)?)?;
+    /// // Here it is connected to itself.
+    /// let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// connection.post_send(UnreliableRequest::send(b"to me").unsignalled())?;
+    /// let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!((message.id, message.message()), (7, &b"to me"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
@@ -388,6 +579,26 @@ impl UnreliableConnection {
     /// [`UnreliableRequest`] has the requests of the service UC. A request is complete when its packets have
     /// left.
     ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// // The peer has no receive, and does not say so: the request ends well when its packets have left.
+    /// connection.post_send(UnreliableRequest::send(b"a reading").id(7))?;
+    /// let end = completions.wait(std::time::Duration::from_secs(10))?;
+    /// assert_eq!(end.success()?.id, 7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
@@ -398,6 +609,31 @@ impl UnreliableConnection {
     /// Offers memory for a message of the peer, as [`QueuePair::post_receive`]. A message that finds no
     /// receive is lost.
     ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    /// # use std::time::Duration;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # queue_pair.post_receive(0, domain.buffer(64)?)?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// for number in 0..3_u8 {
+    ///     connection.post_send(UnreliableRequest::send(&[number]).unsignalled())?;
+    ///     let reading = completions.wait(Duration::from_secs(10))?.success()?;
+    ///     assert_eq!(reading.message(), [number]);
+    ///     // At once, so that the next reading is not lost.
+    ///     connection.post_receive(0, reading.into_buffer())?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
     #[inline]
@@ -406,6 +642,26 @@ impl UnreliableConnection {
     }
 
     /// The queue pair's number, as completions carry it.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// connection.post_send(UnreliableRequest::send(b"a reading"))?;
+    /// // Where several connections share a completion queue, it says whose request has ended.
+    /// let end = completions.wait(std::time::Duration::from_secs(10))?;
+    /// assert_eq!(end.queue_pair, connection.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.0.number()
     }

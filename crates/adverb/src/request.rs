@@ -361,6 +361,28 @@ impl<'a> WorkRequest<'a> {
 
     /// Closes a [`MemoryWindow`](crate::MemoryWindow), whose token this is. When the request is complete, the
     /// token opens nothing. It is posted on the connection on which the window was bound.
+    ///
+    /// ```
+    /// use adverb::{Rights, Status, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// # let region = server.domain().memory_region(4096, Rights::BIND)?;
+    /// # let window = server.domain().memory_window()?;
+    /// # let (bind, token) = window.bind(&region, ..64, Rights::READ);
+    /// # server.post_send(bind)?;
+    /// # server.send_queue().wait(SOON)?.success()?;
+    /// # client.post_send(WorkRequest::read(client.domain().buffer(64)?, &token))?;
+    /// # client.send_queue().wait(SOON)?.success()?;
+    /// // The client has read what it was to read.
+    /// server.post_send(WorkRequest::take_back(&token))?;
+    /// server.send_queue().wait(SOON)?.success()?;
+    /// // Another Read of the client, by the same token:
+    /// client.post_send(WorkRequest::read(client.domain().buffer(64)?, &token))?;
+    /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::RemoteAccess);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn take_back(token: &RemoteMemory) -> Self {
         let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
         Self { immediate: token.key(), ..request }
@@ -551,26 +573,134 @@ pub struct UnreliableRequest<'a>(pub(crate) WorkRequest<'a>);
 impl<'a> UnreliableRequest<'a> {
     /// Send: a message that takes the oldest receive of the peer, as [`WorkRequest::send`]. A message that
     /// finds no receive is lost.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # queue_pair.post_receive(0, domain.buffer(64)?)?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// // Only the newest reading matters, so nobody repeats one that is lost.
+    /// connection.post_send(UnreliableRequest::send(b"21.5 degrees").unsignalled())?;
+    /// let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(message.message(), b"21.5 degrees");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
         Self(WorkRequest::send(payload))
     }
 
     /// RDMA Write: puts the bytes at the beginning of `remote`, as [`WorkRequest::write`].
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, Rights, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # queue_pair.post_receive(0, domain.buffer(64)?)?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// # let region = domain.memory_region(64, Rights::WRITE)?;
+    /// # let there = region.remote();
+    /// // The newest reading stands at a fixed place. The number wakes the peer's program.
+    /// connection.post_send(UnreliableRequest::write(b"21.5", &there).immediate(1).unsignalled())?;
+    /// let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!((message.immediate, region.to_vec(..4)), (Some(1), b"21.5".to_vec()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
         Self(WorkRequest::write(payload, remote))
     }
 
     /// Tells this request from others in its completion, by a number: [`Completion::id`].
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// for id in [1, 2] {
+    ///     connection.post_send(UnreliableRequest::send(b"a reading").id(id))?;
+    /// }
+    /// let ended = [(); 2].map(|()| completions.wait(std::time::Duration::from_secs(10)).map(|end| end.id));
+    /// assert!(matches!(ended, [Ok(1), Ok(2)]));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn id(self, id: u64) -> Self {
         Self(self.0.id(id))
     }
 
     /// Carries a number to the peer, as [`WorkRequest::immediate`]. Both a Send and a Write may carry one.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # queue_pair.post_receive(0, domain.buffer(64)?)?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// // By the numbers, the peer sees that readings were lost between.
+    /// connection.post_send(UnreliableRequest::send(b"21.5").immediate(17).unsignalled())?;
+    /// let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(message.immediate, Some(17));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn immediate(self, number: u32) -> Self {
         Self(self.0.immediate(number))
     }
 
     /// Reports nothing if the request ends well, as [`WorkRequest::unsignalled`].
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, UnreliableRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
+    /// // One completion for three readings:
+    /// connection.post_send(UnreliableRequest::send(b"21.4").unsignalled())?;
+    /// connection.post_send(UnreliableRequest::send(b"21.5").unsignalled())?;
+    /// connection.post_send(UnreliableRequest::send(b"21.6").id(3))?;
+    /// assert_eq!(completions.wait(std::time::Duration::from_secs(10))?.success()?.id, 3);
+    /// assert!(completions.poll()?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn unsignalled(self) -> Self {
         Self(self.0.unsignalled())
     }
@@ -607,21 +737,107 @@ pub struct DatagramRequest<'a> {
 impl<'a> DatagramRequest<'a> {
     /// A datagram by `way` to the queue pair `number` there, which has the key `qkey`. A slice is copied, as
     /// for [`WorkRequest::send`].
+    ///
+    /// ```
+    /// use adverb::{AddressHandle, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// # let here = "127.0.0.1".parse().unwrap();
+    /// // Way, number and key are those of the queue pair that receives: here of this one itself.
+    /// let way = AddressHandle::new(&domain, here, here)?;
+    /// let request = DatagramRequest::send(b"to me", &way, queue_pair.number(), 7);
+    /// queue_pair.post_send(request.unsignalled())?;
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(received.datagram(), Some(&b"to me"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn send(payload: impl Into<Payload<'a>>, way: &'a AddressHandle, number: u32, qkey: u32) -> Self {
         Self { request: WorkRequest::send(payload), way, number, qkey }
     }
 
     /// Tells this datagram from other requests in its completion, by a number: [`Completion::id`].
+    ///
+    /// ```
+    /// use adverb::{DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let request = DatagramRequest::send(b"hello", &way, queue_pair.number(), 7);
+    /// queue_pair.post_send(request.id(17))?;
+    /// // The datagram has left, and the program knows which one.
+    /// assert_eq!(completions.wait(std::time::Duration::from_secs(10))?.success()?.id, 17);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn id(self, id: u64) -> Self {
         Self { request: self.request.id(id), ..self }
     }
 
     /// Carries a number to the peer with the datagram, as [`WorkRequest::immediate`].
+    ///
+    /// ```
+    /// use adverb::{DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // By the numbers, the peer sees that datagrams were lost between.
+    /// let request = DatagramRequest::send(b"21.5 degrees", &way, queue_pair.number(), 7);
+    /// queue_pair.post_send(request.immediate(17).unsignalled())?;
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(received.immediate, Some(17));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn immediate(self, number: u32) -> Self {
         Self { request: self.request.immediate(number), ..self }
     }
 
     /// Reports nothing if the request ends well, as [`WorkRequest::unsignalled`].
+    ///
+    /// ```
+    /// use adverb::{DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let number = queue_pair.number();
+    /// queue_pair.post_send(DatagramRequest::send(domain.buffer(64)?, &way, number, 7).unsignalled())?;
+    /// queue_pair.post_send(DatagramRequest::send(domain.buffer(64)?, &way, number, 7))?;
+    /// // One completion, with the buffers of both.
+    /// let end = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!((end.earlier.len(), end.buffer.is_some()), (1, true));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn unsignalled(self) -> Self {
         Self { request: self.request.unsignalled(), ..self }
     }
@@ -845,6 +1061,28 @@ impl Completion {
 
     /// The bytes of a datagram, behind its [header](crate::DATAGRAM_HEADER). None if this is none, or its
     /// receive had a list of buffers.
+    ///
+    /// ```
+    /// use adverb::{DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 7)?;
+    /// # queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// # queue_pair.post_send(DatagramRequest::send(b"to me", &way, queue_pair.number(), 7).unsignalled())?;
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(received.datagram(), Some(&b"to me"[..]));
+    /// // All that was received, with the header in front:
+    /// assert_eq!(received.message().len(), DATAGRAM_HEADER + 5);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn datagram(&self) -> Option<&[u8]> {
         self.sender?;
         self.buffer.as_ref()?.get(DATAGRAM_HEADER..self.bytes)

@@ -57,11 +57,37 @@ struct Place<T> {
 
 impl<T> RequestIds<T> {
     /// A table without values.
+    ///
+    /// ```
+    /// use adverb::RequestIds;
+    /// use std::sync::Mutex;
+    ///
+    /// /// Names of files whose requests are in flight, for all threads.
+    /// static FILES: Mutex<RequestIds<String>> = Mutex::new(RequestIds::new());
+    ///
+    /// let id = FILES.lock().unwrap().enter("notes.txt".into());
+    /// assert_eq!(FILES.lock().unwrap().take(id).as_deref(), Some("notes.txt"));
+    /// ```
     pub const fn new() -> Self {
         Self { places: Vec::new(), free: Vec::new() }
     }
 
     /// Enters a value, and returns its number.
+    ///
+    /// ```
+    /// use adverb::{RequestIds, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server) = ends()?;
+    /// let mut names = RequestIds::new();
+    /// let id = names.enter("a greeting");
+    /// client.post_send(WorkRequest::send(b"hello").id(id))?;
+    /// // The completion brings the number, and the number the value.
+    /// let ended = client.send_queue().wait(SOON)?;
+    /// assert_eq!(names.take(ended.id), Some("a greeting"));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the table has 2^32 values.
@@ -100,11 +126,30 @@ impl<T> RequestIds<T> {
     }
 
     /// Values in the table.
+    ///
+    /// ```
+    /// # let mut ids = adverb::RequestIds::new();
+    /// // A program that has at most two questions under way at once:
+    /// let mut questions = vec!["who", "where", "when"];
+    /// while ids.len() < 2 {
+    ///     ids.enter(questions.remove(0));
+    /// }
+    /// assert_eq!(questions, ["when"]);
+    /// ```
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// # let mut ids = adverb::RequestIds::new();
+    /// let id = ids.enter("the last answer");
+    /// // Before the program ends the connection, it waits until no request is left.
+    /// assert!(!ids.is_empty());
+    /// ids.take(id);
+    /// assert!(ids.is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

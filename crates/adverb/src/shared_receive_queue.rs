@@ -117,21 +117,92 @@ impl SharedReceiveQueue {
     }
 
     /// The queue's number, as events carry it.
+    ///
+    /// ```
+    /// use adverb::{AsyncEvent, SharedReceiveQueue};
+    ///
+    /// /// Whether an event says that this queue has run low.
+    /// fn is_low(event: &AsyncEvent, queue: &SharedReceiveQueue) -> bool {
+    ///     matches!(event, AsyncEvent::SharedReceiveQueue { number, .. } if *number == queue.number())
+    /// }
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let (low, other) = (domain.shared_receive_queue(64, 1)?, domain.shared_receive_queue(64, 1)?);
+    /// # let kind = adverb::AsyncEventKind::SrqLimitReached;
+    /// let event = AsyncEvent::SharedReceiveQueue { number: low.number(), kind };
+    /// assert!(is_low(&event, &low) && !is_low(&event, &other));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.0.core.number()
     }
 
     /// The queue's protection domain.
+    ///
+    /// ```
+    /// use adverb::SharedReceiveQueue;
+    ///
+    /// /// Posts as many receives as the queue takes.
+    /// fn fill(queue: &SharedReceiveQueue) -> adverb::Result<()> {
+    ///     for buffer in queue.domain().buffers(queue.capacity() as usize, 64)? {
+    ///         queue.post_receive(0, buffer)?;
+    ///     }
+    ///     Ok(())
+    /// }
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let shared = domain.shared_receive_queue(64, 1)?;
+    /// fill(&shared)?;
+    /// assert!(shared.post_receive(0, domain.buffer(64)?).is_err(), "it is full");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         &self.0.domain
     }
 
     /// Most receives that are posted, and whose completions nobody has taken.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let shared = domain.shared_receive_queue(50, 1)?;
+    /// // Each completion queue of its queue pairs has room for all of them.
+    /// let completions = domain.context().completion_queue(128 + shared.capacity())?;
+    /// assert!(shared.capacity() >= 50 && completions.capacity() >= 128 + 50);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn capacity(&self) -> u32 {
         self.0.core.attributes().max_wr
     }
 
     /// Offers memory for a message of any of the queue pairs.
+    ///
+    /// ```
+    /// use adverb::{QueuePairOptions, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let client = queue_pair(&domain)?;
+    /// # let receives = domain.context().completion_queue(256)?;
+    /// let shared = domain.shared_receive_queue(64, 1)?;
+    /// shared.post_receive(7, domain.buffer(64)?)?;
+    /// let shared_receive_queue = Some(shared.clone());
+    /// let server =
+    ///     domain.queue_pair(QueuePairOptions { shared_receive_queue, ..QueuePairOptions::new(&receives) })?;
+    /// # let (client, server) = connected(client, server, b"")?;
+    /// // The message of any client takes it.
+    /// client.post_send(WorkRequest::send(b"hello"))?;
+    /// let message = receives.wait(SOON)?.success()?;
+    /// assert_eq!((message.id, message.queue_pair), (7, server.number()));
+    /// shared.post_receive(7, message.into_buffer())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::post_receive`](crate::QueuePair::post_receive).

@@ -59,6 +59,23 @@ impl XrcDomain {
     /// A shared receive queue for messages that name it by its [number](SharedReceiveQueue::number). Its
     /// receives complete on `completions`.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let context = domain.context();
+    /// # let receives = context.completion_queue(64)?;
+    /// let xrc = context.xrc_domain()?;
+    /// let orders = xrc.receive_queue(&domain, &receives, 16, 1)?;
+    /// orders.post_receive(0, domain.buffer(64)?)?;
+    /// // The completion queue has room for the receives of all its queues: these are too many.
+    /// assert!(xrc.receive_queue(&domain, &receives, 1024, 1).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`ProtectionDomain::shared_receive_queue`]; EINVAL for objects of another context, and for a
     /// completion queue that is too small.
@@ -73,6 +90,21 @@ impl XrcDomain {
     }
 
     /// A target: the end of an XRC connection that receives. It has no queues of its own.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let context = domain.context();
+    /// let xrc = context.xrc_domain()?;
+    /// // One for each process that sends. Their messages name queues of the same domain.
+    /// let targets = [xrc.target()?, xrc.target()?];
+    /// assert_ne!(targets[0].number(), targets[1].number());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENOMEM when the device is full.
@@ -95,6 +127,34 @@ impl fmt::Debug for XrcDomain {
 }
 
 /// The end of an XRC connection that receives. Dropping it ends the connection.
+///
+/// ```
+/// use adverb::{ConnectionOptions, RawAddress, XrcDomain, XrcTarget};
+///
+/// /// Lets a sender in. It learns the address of the target, and says its own.
+/// fn admit(
+///     xrc: &XrcDomain,
+///     exchange: impl FnOnce(RawAddress) -> RawAddress,
+/// ) -> adverb::Result<XrcTarget> {
+///     let target = xrc.target()?;
+///     let own = target.raw_address("127.0.0.1".parse().unwrap())?;
+///     target.connect_raw(&own, &exchange(own), &ConnectionOptions::new())?;
+///     Ok(target)
+/// }
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+/// #     return Ok(());
+/// # }
+/// # let sends = domain.context().completion_queue(16)?;
+/// # let initiator = domain.xrc_initiator(adverb::QueuePairOptions::new(&sends))?;
+/// # let sender = initiator.raw_address("127.0.0.1".parse().unwrap())?;
+/// let target = admit(&domain.context().xrc_domain()?, |_| sender)?;
+/// assert_ne!(target.number(), sender.number);
+/// # Ok(())
+/// # }
+/// ```
 pub struct XrcTarget {
     core: Arc<qp::QueuePair>,
     handle: u64,
@@ -103,12 +163,40 @@ pub struct XrcTarget {
 
 impl XrcTarget {
     /// The queue pair's number, as completions carry it.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// let target = domain.context().xrc_domain()?.target()?;
+    /// // The address that the initiator is told has the same number.
+    /// let address = target.raw_address("127.0.0.1".parse().unwrap())?;
+    /// assert_eq!(address.number, target.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.core.number()
     }
 
     /// The numbers by which the initiator reaches this target, at the local address `ip`, as
     /// [`QueuePair::raw_address`].
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// let target = domain.context().xrc_domain()?.target()?;
+    /// // At the address by which the initiator is to reach this host. As text, for a file or a socket:
+    /// let own = target.raw_address("127.0.0.1".parse().unwrap())?;
+    /// assert_eq!(own.to_string().parse(), Ok(own));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
@@ -117,6 +205,27 @@ impl XrcTarget {
     }
 
     /// Connects it to the initiator at `peer`, as [`QueuePair::connect_raw`]. Again: an error.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let sends = domain.context().completion_queue(16)?;
+    /// # let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// # let target = domain.context().xrc_domain()?.target()?;
+    /// let local = "127.0.0.1".parse().unwrap();
+    /// // The initiator does the same, with the two exchanged.
+    /// let (own, peer) = (target.raw_address(local)?, initiator.raw_address(local)?);
+    /// target.connect_raw(&own, &peer, &ConnectionOptions::new())?;
+    /// // It is connected once and for all.
+    /// assert!(target.connect_raw(&own, &peer, &ConnectionOptions::new()).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for values that the device does not have.
@@ -148,11 +257,56 @@ impl fmt::Debug for XrcTarget {
 }
 
 /// The end of an XRC connection that sends, before it is connected. It has no receives.
+///
+/// ```
+/// use adverb::{ConnectionOptions, ProtectionDomain, QueuePairOptions, RawAddress, XrcConnection};
+///
+/// /// Connects to a target. The target learns the address of this side, and says its own.
+/// fn connect(
+///     domain: &ProtectionDomain,
+///     exchange: impl FnOnce(RawAddress) -> RawAddress,
+/// ) -> adverb::Result<XrcConnection> {
+///     let sends = domain.context().completion_queue(128)?;
+///     let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+///     let own = initiator.raw_address("127.0.0.1".parse().unwrap())?;
+///     Ok(initiator.connect_raw(&own, &exchange(own), &ConnectionOptions::new())?)
+/// }
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+/// #     return Ok(());
+/// # }
+/// # let target = domain.context().xrc_domain()?.target()?;
+/// let there = target.raw_address("127.0.0.1".parse().unwrap())?;
+/// let connection = connect(&domain, |_| there)?;
+/// assert_ne!(connection.number(), there.number);
+/// # Ok(())
+/// # }
+/// ```
 pub struct XrcInitiator(pub(crate) QueuePair);
 
 impl XrcInitiator {
     /// The numbers by which the target reaches this initiator, at the local address `ip`, as
     /// [`QueuePair::raw_address`].
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let sends = domain.context().completion_queue(16)?;
+    /// let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// let here = "127.0.0.1".parse().unwrap();
+    /// let own = initiator.raw_address(here)?;
+    /// // The first packet number is a new one each time: the target is told the one that connects.
+    /// assert_eq!((own.ip(), own.number), (here, initiator.raw_address(here)?.number));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EADDRNOTAVAIL if `ip` is no address of the device.
@@ -161,6 +315,25 @@ impl XrcInitiator {
     }
 
     /// Connects it to the target at `peer`, as [`QueuePair::connect_raw`].
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let sends = domain.context().completion_queue(16)?;
+    /// # let target = domain.context().xrc_domain()?.target()?;
+    /// let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// let local = "127.0.0.1".parse().unwrap();
+    /// let (own, there) = (initiator.raw_address(local)?, target.raw_address(local)?);
+    /// let connection = initiator.connect_raw(&own, &there, &ConnectionOptions::new())?;
+    /// assert_eq!(connection.number(), own.number);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::connect_raw`].
@@ -194,12 +367,51 @@ impl fmt::Debug for XrcInitiator {
 /// let _ = connection.post_receive(0, buffer);
 /// # }
 /// ```
+///
+/// ```
+/// use adverb::{SharedReceiveQueue, WorkRequest, XrcConnection};
+///
+/// /// Sends a question to the queue for questions, over the one connection to that process.
+/// fn ask(connection: &XrcConnection, questions: u32, text: &[u8]) -> adverb::Result<()> {
+///     Ok(connection.post_send(questions, WorkRequest::send(text))?)
+/// }
+/// ```
 pub struct XrcConnection(QueuePair);
 
 impl XrcConnection {
     /// Posts a request to the send queue, as [`Connection::post_send`](crate::Connection::post_send). A
     /// message is for the peer's shared receive queue with the number `receive_queue`. For requests without a
     /// message, such as Writes, the number means nothing.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, WorkRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let context = domain.context();
+    /// # let (sends, receives) = (context.completion_queue(16)?, context.completion_queue(64)?);
+    /// # let xrc = context.xrc_domain()?;
+    /// # let [orders, questions] = [(); 2].map(|()| xrc.receive_queue(&domain, &receives, 16, 1));
+    /// # let (orders, questions) = (orders?, questions?);
+    /// # let target = xrc.target()?;
+    /// # let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let (here, there) = (initiator.raw_address(local)?, target.raw_address(local)?);
+    /// # target.connect_raw(&there, &here, &ConnectionOptions::new())?;
+    /// # let connection = initiator.connect_raw(&here, &there, &ConnectionOptions::new())?;
+    /// orders.post_receive(1, domain.buffer(64)?)?;
+    /// questions.post_receive(2, domain.buffer(64)?)?;
+    /// // Each message takes a receive of the queue that it names.
+    /// connection.post_send(questions.number(), WorkRequest::send(b"how much?"))?;
+    /// connection.post_send(orders.number(), WorkRequest::send(b"two of them"))?;
+    /// let taken = [(); 2].map(|()| receives.wait(std::time::Duration::from_secs(10)).map(|it| it.id));
+    /// assert!(matches!(taken, [Ok(2), Ok(1)]));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`PostError`](crate::PostError); the buffer comes back.
@@ -209,6 +421,33 @@ impl XrcConnection {
     }
 
     /// The queue pair's number, as completions carry it.
+    ///
+    /// ```
+    /// use adverb::{ConnectionOptions, QueuePairOptions, WorkRequest};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// # let context = domain.context();
+    /// # let (sends, receives) = (context.completion_queue(16)?, context.completion_queue(64)?);
+    /// # let xrc = context.xrc_domain()?;
+    /// # let queue = xrc.receive_queue(&domain, &receives, 16, 1)?;
+    /// # queue.post_receive(1, domain.buffer(64)?)?;
+    /// # let target = xrc.target()?;
+    /// # let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let (here, there) = (initiator.raw_address(local)?, target.raw_address(local)?);
+    /// # target.connect_raw(&there, &here, &ConnectionOptions::new())?;
+    /// # let connection = initiator.connect_raw(&here, &there, &ConnectionOptions::new())?;
+    /// connection.post_send(queue.number(), WorkRequest::send(b"hello"))?;
+    /// // Where several connections share a completion queue, it says whose request has ended.
+    /// let end = sends.wait(std::time::Duration::from_secs(10))?;
+    /// assert_eq!(end.queue_pair, connection.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.0.number()
     }

@@ -65,6 +65,19 @@ impl Buffer {
 
     /// Ends the registration, and gives back the memory that [`ProtectionDomain::register_buffer`] has taken.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // The program's own vector, without a copy before the requests or after them.
+    /// let vector = vec![7; 4096];
+    /// let place = vector.as_ptr();
+    /// let buffer = domain.register_buffer(vector)?;
+    /// let vector: Vec<u8> = buffer.deregister().expect("no request has a part of it");
+    /// assert_eq!((vector.as_ptr(), vector.len()), (place, 4096));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The buffer again, if another part of it exists or is in flight ([`Buffer::split_off`]), or if the
     /// memory is not of the type `M`.
@@ -153,16 +166,53 @@ impl Segment {
     }
 
     /// Bytes that the request may use.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let buffer = domain.buffer(4096)?;
+    /// // A request carries the bytes of its segment, and not those of the whole buffer.
+    /// let segment = buffer.slice(100..164);
+    /// assert_eq!(segment.len(), 64);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn len(&self) -> usize {
         self.length
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let message = domain.buffer(64)?;
+    /// // A Send of no bytes is a message all the same: it takes a receive of the peer.
+    /// let nothing = message.slice(..0);
+    /// assert!(nothing.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
     /// The buffer again; none if the segment was part of a [`MemoryRegion`].
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A request that is not to be posted after all:
+    /// let segment = domain.buffer(4096)?.slice(..100);
+    /// assert_eq!(segment.into_buffer().map(|buffer| buffer.len()), Some(4096));
+    /// // A region is still in the hands of the program.
+    /// let region = domain.memory_region(4096, Rights::READ)?;
+    /// assert!(region.slice(..100).into_buffer().is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn into_buffer(self) -> Option<Buffer> {
         let (start, length) = self.whole?;
         Some(Buffer { allocation: self.allocation, start, length })

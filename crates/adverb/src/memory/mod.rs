@@ -73,6 +73,22 @@ impl ProtectionDomain {
     }
 
     /// The context it belongs to.
+    ///
+    /// ```
+    /// use adverb::{ProtectionDomain, QueuePair, QueuePairOptions};
+    ///
+    /// /// A queue pair, of a domain alone: the completion queue comes from the same context.
+    /// fn queue_pair(domain: &ProtectionDomain) -> adverb::Result<QueuePair> {
+    ///     let completions = domain.context().completion_queue(64)?;
+    ///     domain.queue_pair(QueuePairOptions::new(&completions))
+    /// }
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// assert!(queue_pair(&domain)?.send_queue().capacity() >= 64);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -81,6 +97,18 @@ impl ProtectionDomain {
     ///
     /// Each call maps and registers whole pages: for many small buffers take one and divide it, with
     /// [`ProtectionDomain::buffers`] or [`Buffer::split_off`].
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A message is written where it is sent from.
+    /// let mut buffer = domain.buffer(64)?;
+    /// buffer[..5].copy_from_slice(b"hello");
+    /// assert_eq!((&buffer[..5], buffer[5..].iter().all(|byte| *byte == 0)), (&b"hello"[..], true));
+    /// assert!(domain.buffer(0).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for no bytes or more than the device's `max_mr_size`; ENOMEM when memory or keys have run out.
@@ -235,6 +263,20 @@ impl ProtectionDomain {
 
     /// A queue pair that is ready for receives and to be connected.
     ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// let domain = context.protection_domain()?;
+    /// let queue_pair = domain.queue_pair(QueuePairOptions::new(&context.completion_queue(256)?))?;
+    /// // It takes receives before it is connected, so no message of the peer comes too early.
+    /// queue_pair.post_receive(0, domain.buffer(64)?)?;
+    /// assert_eq!((queue_pair.in_flight(), queue_pair.is_connected()), (1, false));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EINVAL for sizes beyond the device's limits or queues of another context; ENOMEM when the device is
     /// full.
@@ -245,6 +287,21 @@ impl ProtectionDomain {
 
     /// A memory window, which opens nothing yet.
     ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(1 << 20, Rights::BIND)?;
+    /// // One registration, and a window for each client: a window is opened and closed by a request.
+    /// let (one, other) = (domain.memory_window()?, domain.memory_window()?);
+    /// let (_, of_one) = one.bind(&region, ..4096, Rights::READ);
+    /// let (_, of_other) = other.bind(&region, 4096..8192, Rights::READ);
+    /// assert!(![of_other.key(), region.remote().key()].contains(&of_one.key()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EOPNOTSUPP on a device without windows; ENOMEM when it is full.
     pub fn memory_window(&self) -> Result<MemoryWindow> {
@@ -254,6 +311,19 @@ impl ProtectionDomain {
     /// A queue of at least `max_receives` receives that several queue pairs share, each of at most
     /// `max_scatter` segments.
     ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // For a thousand clients that are seldom busy at once: 256 receives for all of them together.
+    /// let shared = domain.shared_receive_queue(256, 1)?;
+    /// for buffer in domain.buffers(256, 4096)? {
+    ///     shared.post_receive(0, buffer)?;
+    /// }
+    /// assert!(shared.capacity() >= 256);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EINVAL for sizes beyond the device's limits; ENOMEM when the device is full.
     pub fn shared_receive_queue(&self, max_receives: u32, max_scatter: u32) -> Result<SharedReceiveQueue> {
@@ -261,6 +331,23 @@ impl ProtectionDomain {
     }
 
     /// A queue pair of the service UC, which is connected by numbers.
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Uc) {
+    /// #     return Ok(());
+    /// # }
+    /// let completions = domain.context().completion_queue(256)?;
+    /// let queue_pair = domain.unreliable_queue_pair(QueuePairOptions::new(&completions))?;
+    /// // The numbers for the peer, which makes such a queue pair, too.
+    /// let address = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
+    /// assert_ne!(address.number, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.
@@ -271,6 +358,22 @@ impl ProtectionDomain {
 
     /// The sending end of an XRC connection. The options of receives mean nothing.
     ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+    /// #     return Ok(());
+    /// # }
+    /// // It receives nothing, so its completion queue has room for the sends alone.
+    /// let sends = domain.context().completion_queue(128)?;
+    /// let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+    /// assert_ne!(initiator.raw_address("127.0.0.1".parse().unwrap())?.number, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.
     pub fn xrc_initiator(&self, options: QueuePairOptions) -> Result<XrcInitiator> {
@@ -279,6 +382,29 @@ impl ProtectionDomain {
     }
 
     /// A queue pair of datagrams (UD). Those who send to it must know `qkey`.
+    ///
+    /// ```
+    /// use adverb::{AddressHandle, DATAGRAM_HEADER, DatagramRequest, QueuePairOptions};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let completions = domain.context().completion_queue(16)?;
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let queue_pair = domain.datagram_queue_pair(QueuePairOptions::new(&completions), 0x1234)?;
+    /// queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
+    /// // A datagram with another key is lost.
+    /// for (text, key) in [(b"lost!", 0x1235), (b"found", 0x1234)] {
+    ///     queue_pair.post_send(DatagramRequest::send(text, &way, queue_pair.number(), key).unsignalled())?;
+    /// }
+    /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;
+    /// assert_eq!(received.datagram(), Some(&b"found"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::queue_pair`]; EOPNOTSUPP on a device without the service, as `iwarp0`.

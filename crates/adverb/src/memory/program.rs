@@ -39,10 +39,46 @@ use std::ptr::NonNull;
 /// through the registration.
 pub unsafe trait StableMemory: Send + 'static {
     /// The first byte, and how many there are.
+    ///
+    /// ```
+    /// use adverb::StableMemory;
+    ///
+    /// // The range stays the same while the value is moved.
+    /// let mut vector = vec![0_u8; 4096];
+    /// let before = vector.bytes();
+    /// let mut moved = Box::new(vector);
+    /// assert_eq!((moved.bytes(), before.1), (before, 4096));
+    /// ```
     fn bytes(&mut self) -> (NonNull<u8>, usize);
 }
 
 /// A value whose bytes nobody else can change: it can be registered as a [`Buffer`](crate::Buffer), too.
+///
+/// ```
+/// use adverb::{ExclusiveMemory, StableMemory};
+/// use std::ptr::NonNull;
+///
+/// struct Page(Box<[u8; 4096]>);
+///
+/// // SAFETY: the bytes lie on the heap as long as the page lives. Nothing uses them while it is registered.
+/// unsafe impl StableMemory for Page {
+///     fn bytes(&mut self) -> (NonNull<u8>, usize) {
+///         (NonNull::from(&mut *self.0).cast(), 4096)
+///     }
+/// }
+///
+/// // SAFETY: the page owns its bytes, and no other process maps them.
+/// unsafe impl ExclusiveMemory for Page {}
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let mut buffer = domain.register_buffer(Page(Box::new([0; 4096])))?;
+/// buffer[0] = 7;
+/// let page: Page = buffer.deregister().expect("nobody else has a part of it");
+/// assert_eq!(page.0[0], 7);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Safety
 /// No other process and no other value of this program reads or writes the bytes.
@@ -140,6 +176,20 @@ pub struct Mapping(ProgramMapping);
 
 impl Mapping {
     /// At least `length` bytes in pages of the usual size.
+    ///
+    /// ```
+    /// use adverb::{Mapping, Rights};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // Pages that the kernel fills with zeros as they are touched, and that begin at a page of their own.
+    /// let mapping = Mapping::new(1 << 20)?;
+    /// assert!(mapping.as_ptr().addr().is_multiple_of(4096) && mapping[4096] == 0);
+    /// let region = domain.register(mapping, Rights::READ)?;
+    /// assert_eq!(region.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENOMEM when memory has run out.
@@ -241,6 +291,24 @@ impl FileMapping {
     /// `length` bytes of `file` from `offset` on. Changes go to the file. It must be open for reading and
     /// writing.
     ///
+    /// ```
+    /// use adverb::{FileMapping, Rights};
+    /// use std::fs::File;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("adverb-doc-shared-{}", std::process::id()));
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// std::fs::write(&path, [0; 4096])?;
+    /// let file = File::options().read(true).write(true).open(&path)?;
+    /// let region = domain.register(FileMapping::shared(&file, 0, 4096)?, Rights::WRITE)?;
+    /// region.write(0, b"as a peer does it");
+    /// // The bytes are in the file, for every process that reads it.
+    /// assert!(std::fs::read(&path)?.starts_with(b"as a peer does it"));
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// EINVAL for an offset that is no multiple of the page size, for no bytes, and for bytes behind the end
     /// of the file. EACCES for a file that is not open for both. ENOMEM when memory has run out.
@@ -250,6 +318,23 @@ impl FileMapping {
 
     /// `length` bytes of `file` from `offset` on. Changes stay in this process, so the file may be open for
     /// reading alone.
+    ///
+    /// ```
+    /// use adverb::{FileMapping, Rights};
+    /// use std::fs::File;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = std::env::temp_dir().join(format!("adverb-doc-private-{}", std::process::id()));
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// std::fs::write(&path, b"a template")?;
+    /// // Open for reading alone. Peers write into a copy of the template.
+    /// let region = domain.register(FileMapping::private(&File::open(&path)?, 0, 10)?, Rights::WRITE)?;
+    /// region.write(2, b"letter");
+    /// assert_eq!(std::fs::read(&path)?, b"a template");
+    /// # std::fs::remove_file(&path)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`FileMapping::shared`].

@@ -22,15 +22,95 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Rights: u8 {
         /// RDMA Read.
+        ///
+        /// ```
+        /// use adverb::{Rights, Status, WorkRequest};
+        /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+        /// # fn main() -> adverb::Result<()> {
+        /// # let (client, _server, region, there) = ends_with_region(Rights::READ)?;
+        /// // A table that peers look at, and do not change:
+        /// client.post_send(WorkRequest::read(client.domain().buffer(64)?, &there))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::Success);
+        /// // A Write changes nothing, and ends the connection.
+        /// client.post_send(WorkRequest::write(b"no", &there))?;
+        /// assert!(client.wait_ended(SOON).is_some());
+        /// assert_eq!(region.to_vec(..2), [0; 2]);
+        /// # Ok(())
+        /// # }
+        /// ```
         const READ = 1;
         /// RDMA Write.
+        ///
+        /// ```
+        /// use adverb::{Rights, Status, WorkRequest};
+        /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+        /// # fn main() -> adverb::Result<()> {
+        /// # let (client, _server, _region, there) = ends_with_region(Rights::WRITE)?;
+        /// // A mailbox, in which no peer sees the letters of the others:
+        /// client.post_send(WorkRequest::write(b"a letter", &there))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::Success);
+        /// client.post_send(WorkRequest::read(client.domain().buffer(8)?, &there))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::RemoteAccess);
+        /// # Ok(())
+        /// # }
+        /// ```
         const WRITE = 1 << 1;
         /// Atomic operations.
+        ///
+        /// ```
+        /// use adverb::{Rights, Status, WorkRequest};
+        /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+        /// # fn main() -> adverb::Result<()> {
+        /// # let (client, _server, region, there) = ends_with_region(Rights::ATOMIC)?;
+        /// // A counter that peers add to, and do not overwrite:
+        /// client.post_send(WorkRequest::fetch_add(client.domain().buffer(8)?, &there, 5))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::Success);
+        /// client.post_send(WorkRequest::write(&[0; 8], &there))?;
+        /// assert!(client.wait_ended(SOON).is_some());
+        /// assert_eq!(region.to_vec(..8), 5_u64.to_ne_bytes());
+        /// # Ok(())
+        /// # }
+        /// ```
         const ATOMIC = 1 << 2;
         /// Flushes ([`WorkRequest::flush`](crate::WorkRequest::flush)).
+        ///
+        /// ```
+        /// use adverb::{Rights, WorkRequest};
+        /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+        /// # fn main() -> adverb::Result<()> {
+        /// # let (client, _server, region, there) = ends_with_region(Rights::WRITE | Rights::FLUSH)?;
+        /// # if !client.domain().context().attributes().operations.contains(&adverb::Opcode::Flush) {
+        /// #     return Ok(());
+        /// # }
+        /// // The region has both rights: a Flush is about earlier Writes.
+        /// client.post_send(WorkRequest::write(b"a record", &there).unsignalled())?;
+        /// client.post_send(WorkRequest::flush(&there))?;
+        /// client.send_queue().wait(SOON)?.success()?;
+        /// assert_eq!(region.to_vec(..8), b"a record");
+        /// # Ok(())
+        /// # }
+        /// ```
         const FLUSH = 1 << 3;
         /// Memory windows may open parts of the region ([`MemoryWindow`](crate::MemoryWindow)). A right of
         /// this program, not of peers.
+        ///
+        /// ```
+        /// use adverb::{Rights, Status, WorkRequest};
+        /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+        /// # fn main() -> adverb::Result<()> {
+        /// # let (client, server, region, there) = ends_with_region(Rights::BIND)?;
+        /// let window = server.domain().memory_window()?;
+        /// let (bind, token) = window.bind(&region, 64..128, Rights::READ);
+        /// server.post_send(bind)?;
+        /// server.send_queue().wait(SOON)?.success()?;
+        /// // The peer reaches the part that the window opens, and nothing by the region itself.
+        /// client.post_send(WorkRequest::read(client.domain().buffer(64)?, &token))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::Success);
+        /// client.post_send(WorkRequest::read(client.domain().buffer(64)?, &there))?;
+        /// assert_eq!(client.send_queue().wait(SOON)?.status, Status::RemoteAccess);
+        /// # Ok(())
+        /// # }
+        /// ```
         const BIND = 1 << 4;
     }
 }
@@ -146,16 +226,58 @@ impl MemoryRegion {
     }
 
     /// The length in bytes.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.memory_region(4096, Rights::READ)?;
+    /// // A table of records of 64 bytes:
+    /// let records = region.len() / 64;
+    /// assert_eq!(records, 64);
+    /// assert_eq!(region.remote().len(), region.len() as u64);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn len(&self) -> usize {
         self.allocation.length()
     }
 
     /// Whether there are none: never so.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // A region of no bytes is refused when it is made.
+    /// assert!(domain.memory_region(0, Rights::READ).is_err());
+    /// assert!(!domain.memory_region(1, Rights::READ)?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// What peers may do.
+    ///
+    /// ```
+    /// use adverb::{MemoryRegion, RemoteMemory, Rights};
+    ///
+    /// /// The token for a peer that is to write, of a region that permits this.
+    /// fn mailbox(region: &MemoryRegion) -> Option<RemoteMemory> {
+    ///     region.rights().contains(Rights::WRITE).then(|| region.remote())
+    /// }
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// assert!(mailbox(&domain.memory_region(64, Rights::WRITE)?).is_some());
+    /// assert!(mailbox(&domain.memory_region(64, Rights::READ)?).is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn rights(&self) -> Rights {
         self.rights
     }
@@ -334,6 +456,21 @@ impl MemoryRegion {
 
     /// Copies `source` to the bytes from `offset` on, in ascending order. Nothing beside them is touched,
     /// even if a peer changes their neighbours meanwhile.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::READ)?;
+    /// // The owner of a table changes it while peers read.
+    /// region.write(64, b"the second record");
+    /// let record = there.slice(64..81).expect("the region has so much");
+    /// client.post_send(WorkRequest::read(client.domain().buffer(17)?, &record))?;
+    /// let copy = client.send_queue().wait(SOON)?.success()?.into_buffer();
+    /// assert_eq!(&copy[..], b"the second record");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Panics
     /// If the range passes the end.

@@ -74,16 +74,57 @@ fn element(segment: &Segment, domain: u32) -> Result<Sge, PostError> {
 
 impl Segments {
     /// How many there are.
+    ///
+    /// ```
+    /// use adverb::{QueuePairOptions, Segments};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// # let domain = context.protection_domain()?;
+    /// # let completions = context.completion_queue(16)?;
+    /// let segments = Segments::from(domain.buffers(3, 64)?);
+    /// // The queue pair takes a message of so many parts, if it was made for them.
+    /// let max_scatter = segments.len() as u32;
+    /// let options = QueuePairOptions { max_scatter, ..QueuePairOptions::new(&completions) };
+    /// let queue_pair = domain.queue_pair(options)?;
+    /// assert!(queue_pair.post_receive(0, segments).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn len(&self) -> usize {
         self.as_slice().len()
     }
 
     /// Whether there are none.
+    ///
+    /// ```
+    /// use adverb::{Buffer, Segments};
+    ///
+    /// // A list that the program has gathered may be empty: a message without bytes.
+    /// let parts: Vec<Buffer> = Vec::new();
+    /// let segments = Segments::from(parts);
+    /// assert!(segments.is_empty() && segments.bytes() == 0);
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.as_slice().is_empty()
     }
 
     /// Bytes of all together.
+    ///
+    /// ```
+    /// use adverb::{Rights, Segments, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, _server, region, there) = ends_with_region(Rights::READ)?;
+    /// # region.write(0, &[7; 48]);
+    /// // A Read fills its target, so the token names as many bytes.
+    /// let target = Segments::from(client.domain().buffer(64)?.slice(..48));
+    /// let source = there.slice(..target.bytes()).expect("the region has so much");
+    /// client.post_send(WorkRequest::read(target, &source))?;
+    /// assert_eq!(client.send_queue().wait(SOON)?.success()?.bytes, 48);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn bytes(&self) -> usize {
         self.as_slice().iter().map(Segment::len).fold(0, usize::saturating_add)
     }

@@ -91,6 +91,26 @@ impl MemoryWindow {
     /// window that is open must be taken back first: otherwise the request fails
     /// ([`Status::WindowBind`](crate::Status::WindowBind)).
     ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # let (client, server) = ends()?;
+    /// let region = server.domain().memory_region(4096, Rights::BIND)?;
+    /// let window = server.domain().memory_window()?;
+    /// let (bind, token) = window.bind(&region, 1024..1032, Rights::WRITE);
+    /// server.post_send(bind)?;
+    /// server.send_queue().wait(SOON)?.success()?;
+    /// // The token is good from here on: it can be sent to the peer.
+    /// client.post_send(WorkRequest::write(b"eight by", &token))?;
+    /// client.send_queue().wait(SOON)?.success()?;
+    /// # client.post_send(WorkRequest::send(b"done"))?;
+    /// # server.receive_queue().wait(SOON)?.success()?;
+    /// assert_eq!(region.to_vec(1024..1032), b"eight by");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Panics
     /// If the range passes the end.
     pub fn bind(
