@@ -369,12 +369,34 @@ impl fmt::Debug for XrcInitiator {
 /// ```
 ///
 /// ```
-/// use adverb::{SharedReceiveQueue, WorkRequest, XrcConnection};
+/// use adverb::{WorkRequest, XrcConnection};
 ///
-/// /// Sends a question to the queue for questions, over the one connection to that process.
-/// fn ask(connection: &XrcConnection, questions: u32, text: &[u8]) -> adverb::Result<()> {
-///     Ok(connection.post_send(questions, WorkRequest::send(text))?)
+/// /// Asks the part of a process that has the queue with this number. All parts share one connection.
+/// fn ask(connection: &XrcConnection, questions: u32) -> adverb::Result<()> {
+///     Ok(connection.post_send(questions, WorkRequest::send(b"how much?"))?)
 /// }
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # if !domain.context().attributes().services.contains(&adverb::Service::XrcSend) {
+/// #     return Ok(());
+/// # }
+/// # let context = domain.context();
+/// # let (sends, receives) = (context.completion_queue(16)?, context.completion_queue(64)?);
+/// # let xrc = context.xrc_domain()?;
+/// # let questions = xrc.receive_queue(&domain, &receives, 16, 1)?;
+/// # questions.post_receive(0, domain.buffer(64)?)?;
+/// # let target = xrc.target()?;
+/// # let initiator = domain.xrc_initiator(adverb::QueuePairOptions::new(&sends))?;
+/// # let local = "127.0.0.1".parse().unwrap();
+/// # let (here, there) = (initiator.raw_address(local)?, target.raw_address(local)?);
+/// # target.connect_raw(&there, &here, &adverb::ConnectionOptions::new())?;
+/// # let connection = initiator.connect_raw(&here, &there, &adverb::ConnectionOptions::new())?;
+/// ask(&connection, questions.number())?;
+/// let question = receives.wait(std::time::Duration::from_secs(10))?.success()?;
+/// assert_eq!(question.message(), b"how much?");
+/// # Ok(())
+/// # }
 /// ```
 pub struct XrcConnection(QueuePair);
 

@@ -57,27 +57,107 @@ impl AsyncConnection {
 
     /// The private data with which the peer asked for or accepted the connection. Transports may append
     /// zeros.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = tokio::spawn(async move {
+    /// #     Ok::<_, adverb::Error>(listener.accept().await?.accept(b"version 2").await?)
+    /// # });
+    /// let connection = endpoint.connect(address, b"").await?;
+    /// // The server has said its version when it accepted.
+    /// assert!(connection.private_data().starts_with(b"version 2"));
+    /// # server.await.unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn private_data(&self) -> &[u8] {
         self.connection().private_data()
     }
 
     /// The peer's address.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// // For a log: who has come.
+    /// let peer = server.peer_address().expect("the transport knows it");
+    /// println!("a client at {peer}");
+    /// assert!(peer.ip().is_loopback());
+    /// # drop(client);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.connection().peer_address()
     }
 
     /// The number of this side's queue pair, as [`Message::queue_pair`] says it.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    ///
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// // The clients of a server, found by the number that a message brings:
+    /// let names = HashMap::from([(server.number(), "Ada")]);
+    /// client.send(b"hello").await?;
+    /// let message = server.receive().await?.expect("the client is there");
+    /// assert_eq!(names.get(&message.queue_pair()), Some(&"Ada"));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.connection().number()
     }
 
     /// The protection domain of the connection, where memory comes from.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// // Memory that the peer is to reach:
+    /// let region = server.domain().memory_region(64, Rights::READ)?;
+    /// region.write(0, b"good morning");
+    /// let there = region.remote().slice(..12).expect("the region has so much");
+    /// let copy = client.read(client.buffer(12)?, &there).await?;
+    /// assert_eq!(&copy[..], b"good morning");
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         self.connection().domain()
     }
 
     /// A buffer of `length` bytes for a request: one that a future has left behind or that was
     /// [recycled](AsyncConnection::recycle), or a new one. It has any bytes.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let mut buffer = client.buffer(1000)?;
+    /// // It may have the bytes of an earlier request.
+    /// buffer.fill(7);
+    /// client.send(buffer).await?;
+    /// assert_eq!(server.receive().await?.expect("the client is there")[..], [7; 1000]);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`].
@@ -86,6 +166,22 @@ impl AsyncConnection {
     }
 
     /// Keeps a buffer for [`AsyncConnection::buffer`]. A new one costs a registration.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let buffer = client.buffer(64)?;
+    /// let place = buffer.as_ptr();
+    /// let buffer = client.send(buffer).await?.expect("the request had one");
+    /// client.recycle(buffer);
+    /// // The next request has the same memory, without a registration.
+    /// assert_eq!(client.buffer(64)?.as_ptr(), place);
+    /// # drop(server);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn recycle(&self, buffer: Buffer) {
         self.driver.recycle(buffer);
     }
@@ -312,6 +408,23 @@ impl AsyncConnection {
     /// A future that is dropped after the request was posted closes the window all the same. The drop of the
     /// window closes it in any case, as soon as no request of a dropped future is about it any more.
     ///
+    /// ```
+    /// use adverb::Rights;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// let region = server.domain().memory_region(4096, Rights::BIND)?;
+    /// let window = server.domain().memory_window()?;
+    /// let token = server.bind(&window, &region, ..8, Rights::READ).await?;
+    /// client.read(client.buffer(8)?, &token).await?;
+    /// // The client has read what it was to read. Another Read by the same token is refused.
+    /// server.take_back(&window).await?;
+    /// assert!(client.read(client.buffer(8)?, &token).await.is_err());
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`AsyncConnection::send`]. A window that is not open makes the request fail, which ends the
     /// connection.
@@ -404,6 +517,21 @@ impl AsyncConnection {
 
     /// Ends the connection in order. Requests that are not complete fail as flushed.
     ///
+    /// ```
+    /// use adverb::End;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// // Beside other tasks that hold the connection: those that wait for a message have none.
+    /// client.disconnect()?;
+    /// assert!(client.receive().await?.is_none());
+    /// assert_eq!(client.closed().await?, End::Here);
+    /// # drop(server);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// ENODEV in a child of fork.
     pub fn disconnect(&self) -> Result<()> {
@@ -442,6 +570,22 @@ impl AsyncConnection {
     }
 
     /// How the connection has ended. None while it stands.
+    ///
+    /// ```
+    /// use adverb::End;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// assert_eq!(client.ended(), None);
+    /// drop(server);
+    /// // No message comes any more, and a program asks why.
+    /// assert!(client.receive().await?.is_none());
+    /// client.closed().await?;
+    /// assert_eq!(client.ended(), Some(End::Peer));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn ended(&self) -> Option<End> {
         self.connection().ended()
     }

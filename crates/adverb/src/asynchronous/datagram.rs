@@ -74,17 +74,84 @@ impl AsyncDatagramQueuePair {
     }
 
     /// The queue pair's number, which senders need.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // The client knows the number from elsewhere, such as a file.
+    /// let number = server.number();
+    /// client.send(b"hello", &way, number, QKEY).await?;
+    /// assert_eq!(&server.receive().await?[..], b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn number(&self) -> u32 {
         self.driver.queues.number()
     }
 
     /// The protection domain of the queue pair, where memory and [ways](AddressHandle) come from.
+    ///
+    /// ```
+    /// use adverb::AddressHandle;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let here = "127.0.0.1".parse().unwrap();
+    /// // A way of another domain would be refused.
+    /// let way = AddressHandle::new(client.domain(), here, here)?;
+    /// client.send(b"hello", &way, server.number(), QKEY).await?;
+    /// assert_eq!(&server.receive().await?[..], b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         self.driver.queues.queue_pair().domain()
     }
 
     /// A buffer of `length` bytes for a datagram: one that a future has left behind or that was
     /// [recycled](Self::recycle), or a new one. It has any bytes.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let mut buffer = client.buffer(512)?;
+    /// // It may have the bytes of an earlier datagram.
+    /// buffer.fill(7);
+    /// client.send(buffer, &way, server.number(), QKEY).await?;
+    /// assert_eq!(server.receive().await?[..], [7; 512]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::buffer`].
@@ -93,6 +160,30 @@ impl AsyncDatagramQueuePair {
     }
 
     /// Keeps a buffer for [`AsyncDatagramQueuePair::buffer`]. A new one costs a registration.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// let buffer = client.buffer(512)?;
+    /// let place = buffer.as_ptr();
+    /// let buffer = client.send(buffer, &way, server.number(), QKEY).await?;
+    /// client.recycle(buffer.expect("the request had one"));
+    /// // The next datagram has the same memory, without a registration.
+    /// assert_eq!(client.buffer(512)?.as_ptr(), place);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn recycle(&self, buffer: Buffer) {
         self.driver.recycle(buffer);
     }
@@ -102,6 +193,30 @@ impl AsyncDatagramQueuePair {
     ///
     /// A future that is dropped before the datagram was posted sends nothing. Afterwards the datagram is
     /// sent. Its buffer is then kept for [`AsyncDatagramQueuePair::buffer`].
+    ///
+    /// ```
+    /// use adverb::DatagramRequest;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // A datagram with a number, by which the server sees that others were lost:
+    /// let request = DatagramRequest::send(b"21.5 degrees", &way, server.number(), QKEY);
+    /// let completion = client.perform(request.immediate(17)).await?;
+    /// assert!(completion.error().is_none());
+    /// assert_eq!(server.receive().await?.immediate(), Some(17));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// The request was not accepted ([`Error::Post`]), and its buffers are gone. ENODEV in a child of fork;
@@ -116,6 +231,28 @@ impl AsyncDatagramQueuePair {
     ///
     /// A slice is copied, and has at most [`inline_bytes`](super::AsyncOptions::inline_bytes), or is sent
     /// from a buffer of the queue pair's.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // The server has another key, so the first datagram is lost. It has left all the same.
+    /// client.send(b"lost", &way, server.number(), QKEY + 1).await?;
+    /// client.send(b"found", &way, server.number(), QKEY).await?;
+    /// assert_eq!(&server.receive().await?[..], b"found");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`AsyncDatagramQueuePair::perform`]; [`Error::Request`] if the request has failed.
@@ -135,6 +272,29 @@ impl AsyncDatagramQueuePair {
     ///
     /// A future that is dropped takes none: the datagram is for the next call. Receives stay posted, into
     /// memory that the program does not have.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use std::time::Duration;
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // A datagram may be lost, so a program waits with a time-out. That takes no datagram along.
+    /// assert!(tokio::time::timeout(Duration::from_millis(10), server.receive()).await.is_err());
+    /// client.send(b"hello", &way, server.number(), QKEY).await?;
+    /// assert_eq!(&server.receive().await?[..], b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENODEV in a child of fork; ECANCELED after the [end of the
@@ -161,11 +321,53 @@ impl AsyncDatagramQueuePair {
 
     /// The way back to the sender of a datagram. None if it came by multicast, or to an address that the
     /// device has no more.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// client.send(b"who is there?", &way, server.number(), QKEY).await?;
+    /// let question = server.receive().await?;
+    /// let way = server.way_back(&question).expect("it came to an address of this host");
+    /// server.send(b"I am", &way, question.sender(), QKEY).await?;
+    /// assert_eq!(&client.receive().await?[..], b"I am");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn way_back(&self, datagram: &Datagram) -> Option<AddressHandle> {
         AddressHandle::of_header(self.domain(), datagram.message.header()?)
     }
 
     /// Receives what is sent to a multicast group, too, from now on.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let datagrams = endpoint.datagram_queue_pair(0x1234)?;
+    /// // Questions to all servers go to this group.
+    /// datagrams.join("239.1.2.3".parse().unwrap())?;
+    /// // The address of one host is no group.
+    /// assert!(datagrams.join("192.0.2.7".parse().unwrap()).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL if `group` is no multicast address.
@@ -174,6 +376,26 @@ impl AsyncDatagramQueuePair {
     }
 
     /// Leaves a multicast group.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let datagrams = endpoint.datagram_queue_pair(0x1234)?;
+    /// let group = "239.1.2.3".parse().unwrap();
+    /// datagrams.join(group)?;
+    /// // This server takes no more questions, and goes on with its answers.
+    /// datagrams.leave(group)?;
+    /// assert!(datagrams.leave(group).is_err(), "it is no member any more");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for a group that it has not joined.
@@ -217,11 +439,59 @@ pub struct Datagram {
 
 impl Datagram {
     /// The number of the sender's queue pair.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// client.send(b"who is there?", &way, server.number(), QKEY).await?;
+    /// // The answer goes to the queue pair that has asked.
+    /// let question = server.receive().await?;
+    /// assert_eq!(question.sender(), client.number());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sender(&self) -> u32 {
         self.sender
     }
 
     /// The number that came with the datagram.
+    ///
+    /// ```
+    /// use adverb::DatagramRequest;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// for number in [1, 2] {
+    ///     let request = DatagramRequest::send(b"21.5 degrees", &way, server.number(), QKEY);
+    ///     client.perform(request.immediate(number)).await?;
+    /// }
+    /// // No number is missing between the two.
+    /// let numbers = (server.receive().await?.immediate(), server.receive().await?.immediate());
+    /// assert_eq!(numbers, (Some(1), Some(2)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn immediate(&self) -> Option<u32> {
         self.message.immediate()
     }

@@ -103,6 +103,19 @@ pub struct AsyncEndpoint {
 
 impl AsyncEndpoint {
     /// Connections of `domain` whose tasks `runtime` runs, with the options of [`AsyncOptions::default`].
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // One for the whole program: tasks have clones.
+    /// let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// assert_eq!(endpoint.options().message_bytes, 4096);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(domain: &ProtectionDomain, runtime: impl Runtime) -> Self {
         let (domain, runtime) = (domain.clone(), Arc::new(runtime));
         Self { domain, runtime, options: AsyncOptions::default(), shared: None }
@@ -125,16 +138,75 @@ impl AsyncEndpoint {
     }
 
     /// The protection domain of the connections, where memory comes from.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use adverb::{RemoteMemory, Rights};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// // A region for all clients, before the first one has come:
+    /// let board = endpoint.domain().memory_region(4096, Rights::READ)?;
+    /// let token = board.remote().to_bytes();
+    /// let server = tokio::spawn(async move { listener.accept().await.unwrap().accept(&token).await });
+    /// let client = endpoint.connect(address, &[]).await?;
+    /// assert_eq!(RemoteMemory::from_bytes(client.private_data()), Some(board.remote()));
+    /// # server.await.unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         &self.domain
     }
 
     /// The options of its connections.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, AsyncOptions, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let options = AsyncOptions { message_bytes: 1 << 14, ..AsyncOptions::default() };
+    /// let endpoint = endpoint.with_options(options);
+    /// // A long text goes in parts that fit into the receives of a peer with the same options.
+    /// let text = "once upon a time ".repeat(2000);
+    /// let parts = text.as_bytes().chunks(endpoint.options().message_bytes);
+    /// assert_eq!(parts.len(), 3);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn options(&self) -> &AsyncOptions {
         &self.options
     }
 
     /// Connects to the program that listens at `peer`, with `private_data` for it. Gives up after 10 seconds.
+    ///
+    /// ```
+    /// use adverb::ConnectError;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = tokio::spawn(async move { listener.accept().await.unwrap().accept(b"").await });
+    /// let client = endpoint.connect(address, b"who I am").await?;
+    /// assert!(client.ended().is_none());
+    /// # server.await.unwrap()?;
+    /// // The server listens no more.
+    /// let refused = endpoint.connect(address, b"who I am").await;
+    /// assert!(matches!(refused, Err(ConnectError::NobodyListens)));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::connect`].
@@ -147,6 +219,25 @@ impl AsyncEndpoint {
     }
 
     /// Connects to the program that listens at `peer`. Gives up after the time that `options` say.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use adverb::{ConnectionOptions, Error};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// // The server listens, and accepts nobody. This client does not wait for 10 seconds.
+    /// let options = ConnectionOptions::new().timeout(Duration::from_millis(50));
+    /// let failed = endpoint.connect_with(address, &options).await.unwrap_err();
+    /// assert!(Error::from(failed).is_timeout());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`QueuePair::connect_with`].
@@ -161,6 +252,24 @@ impl AsyncEndpoint {
     /// Listens on `address` (port 0 chooses one); at most `backlog` requests wait for
     /// [`AsyncListener::accept`].
     ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16)?;
+    /// let address = listener.local_address();
+    /// // Both sides in one task:
+    /// let accepts = async { listener.accept().await?.accept(b"").await.map_err(adverb::Error::from) };
+    /// let (client, server) = tokio::join!(endpoint.connect(address, b""), accepts);
+    /// client?.send(b"hello").await?;
+    /// assert_eq!(&server?.receive().await?.expect("the client is there")[..], b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Listener::bind`]; those of the runtime.
     pub fn listen(&self, address: SocketAddr, backlog: u32) -> Result<AsyncListener> {
@@ -172,6 +281,29 @@ impl AsyncEndpoint {
 
     /// A queue pair of datagrams with the key `qkey`, which its senders need. It has
     /// [`receives`](AsyncOptions::receives) for datagrams of [`message_bytes`](AsyncOptions::message_bytes).
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, AsyncOptions, Tokio};
+    ///
+    /// # const QKEY: u32 = 0x1234;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # if !domain.context().attributes().services.contains(&adverb::Service::Ud) {
+    /// #     return Ok(());
+    /// # }
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let local = "127.0.0.1".parse().unwrap();
+    /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
+    /// // A server that many clients ask at once has many receives, for short datagrams.
+    /// let options = AsyncOptions { receives: 256, message_bytes: 64, ..AsyncOptions::default() };
+    /// let server = endpoint.clone().with_options(options).datagram_queue_pair(QKEY)?;
+    /// let client = endpoint.datagram_queue_pair(QKEY)?;
+    /// client.send(b"who is there?", &way, server.number(), QKEY).await?;
+    /// assert_eq!(&server.receive().await?[..], b"who is there?");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ProtectionDomain::datagram_queue_pair`]: EOPNOTSUPP if the device has no datagrams. Those of the
@@ -190,6 +322,28 @@ impl AsyncEndpoint {
     /// Receives for the messages of several connections: [`receives`](AsyncOptions::receives) of
     /// [`message_bytes`](AsyncOptions::message_bytes) for all of them together.
     ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, AsyncOptions, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// // 256 receives for all clients together, however many there are:
+    /// let endpoint = endpoint.with_options(AsyncOptions { receives: 256, ..AsyncOptions::default() });
+    /// let shared = endpoint.shared_receive_queue()?;
+    /// let servers = endpoint.clone().with_shared_receive_queue(&shared);
+    /// # let mut listener = servers.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let server = tokio::spawn(async move { listener.accept().await.unwrap().accept(b"").await });
+    /// let client = endpoint.connect(address, b"").await?;
+    /// client.send(b"hello").await?;
+    /// assert_eq!(&shared.receive().await?[..], b"hello");
+    /// # server.await.unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`ProtectionDomain::shared_receive_queue`]; those of the runtime.
     pub fn shared_receive_queue(&self) -> Result<AsyncSharedReceiveQueue> {
@@ -207,6 +361,26 @@ impl AsyncEndpoint {
 
     /// An endpoint whose connections have no receives of their own: their messages come by
     /// [`AsyncSharedReceiveQueue::receive`]. [`AsyncConnection::receive`] fails with EINVAL.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let shared = endpoint.shared_receive_queue()?;
+    /// let servers = endpoint.clone().with_shared_receive_queue(&shared);
+    /// let mut listener = servers.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// let server = listener.accept().await?.accept(b"").await?;
+    /// // One task takes the messages of all connections. A connection itself has none.
+    /// assert_eq!(server.receive().await.unwrap_err().errno(), libc::EINVAL);
+    /// # client.await.unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_shared_receive_queue(self, queue: &AsyncSharedReceiveQueue) -> Self {
         Self { shared: Some(queue.driver().clone()), ..self }
     }
@@ -380,11 +554,48 @@ pub struct AsyncListener {
 
 impl AsyncListener {
     /// The address, with the port that was chosen.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// // A test that runs beside others leaves the choice of the port to the kernel.
+    /// let listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16)?;
+    /// let address = listener.local_address();
+    /// assert_ne!(address.port(), 0);
+    /// assert!(endpoint.listen(address, 16).is_err(), "the port is in use");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn local_address(&self) -> SocketAddr {
         self.listener.local_address()
     }
 
     /// The oldest request for a connection. Waits until there is one.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// // A time-out takes no request along.
+    /// assert!(tokio::time::timeout(Duration::from_millis(10), listener.accept()).await.is_err());
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"who I am").await });
+    /// let request = listener.accept().await?;
+    /// assert!(request.private_data().starts_with(b"who I am"));
+    /// # drop(request);
+    /// # assert!(client.await.unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// ENODEV in a child of fork; EIO after a thread of adverb has failed; those of the runtime.
@@ -429,17 +640,77 @@ pub struct AsyncConnectionRequest {
 
 impl AsyncConnectionRequest {
     /// The peer's address.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// let request = listener.accept().await?;
+    /// // This server is for programs of its own host.
+    /// let is_from_here = request.peer_address().ip().is_loopback();
+    /// assert!(is_from_here);
+    /// # drop(request);
+    /// # assert!(client.await.unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn peer_address(&self) -> SocketAddr {
         self.request.peer_address()
     }
 
     /// What the peer said. Transports may append zeros.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"\x03Ada").await });
+    /// let request = listener.accept().await?;
+    /// // The zeros behind it are not the peer's, so the peer says the length of its name.
+    /// let data = request.private_data();
+    /// assert_eq!(&data[1..][..data[0].into()], b"Ada");
+    /// # drop(request);
+    /// # assert!(client.await.unwrap().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn private_data(&self) -> &[u8] {
         self.request.private_data()
     }
 
     /// Accepts the connection, telling the peer `private_data`. Waits until it stands. Gives up after 10
     /// seconds.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// let request = listener.accept().await?;
+    /// let server = request.accept(b"welcome").await?;
+    /// # let client = client.await.unwrap()?;
+    /// // The client:
+    /// assert!(client.private_data().starts_with(b"welcome"));
+    /// # drop(server);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`ConnectionRequest::accept`].
@@ -449,6 +720,27 @@ impl AsyncConnectionRequest {
 
     /// Accepts the connection. Waits until it stands, as long as `options` say.
     ///
+    /// ```
+    /// use adverb::ConnectionOptions;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// // A client that asks and then is silent takes one second of this server, and not ten.
+    /// let options = ConnectionOptions::new().timeout(Duration::from_secs(1)).private_data(b"welcome");
+    /// let server = listener.accept().await?.accept_with(&options).await?;
+    /// # let client = client.await.unwrap()?;
+    /// assert!(server.ended().is_none() && client.private_data().starts_with(b"welcome"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`ConnectionRequest::accept_with`].
     pub async fn accept_with(self, options: &ConnectionOptions) -> Result<AsyncConnection, ConnectError> {
@@ -457,6 +749,26 @@ impl AsyncConnectionRequest {
     }
 
     /// Refuses the connection, telling the peer `private_data`.
+    ///
+    /// ```
+    /// use adverb::ConnectError;
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// listener.accept().await?.reject(b"not today")?;
+    /// # let answer = client.await.unwrap();
+    /// // The client:
+    /// let Err(ConnectError::Rejected { private_data, .. }) = answer else { panic!("{answer:?}") };
+    /// assert!(private_data.starts_with(b"not today"));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// EINVAL for more private data than the transport carries.

@@ -46,6 +46,30 @@ impl Message {
 
     /// The number of this side's queue pair that has received it
     /// ([`AsyncConnection::number`](super::AsyncConnection::number)).
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let shared = endpoint.shared_receive_queue()?;
+    /// # let servers = endpoint.clone().with_shared_receive_queue(&shared);
+    /// # let mut listener = servers.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// # let server = listener.accept().await?.accept(b"").await?;
+    /// # let client = client.await.unwrap()?;
+    /// client.send(b"a question").await?;
+    /// // With shared receives, the answer goes over the connection that has brought the question.
+    /// let question = shared.receive().await?;
+    /// assert_eq!(question.queue_pair(), server.number());
+    /// server.send(b"an answer").await?;
+    /// assert_eq!(&client.receive().await?.expect("the server is there")[..], b"an answer");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn queue_pair(&self) -> u32 {
         self.queue_pair
     }
@@ -56,11 +80,49 @@ impl Message {
     }
 
     /// The number that came with the message.
+    ///
+    /// ```
+    /// use adverb::WorkRequest;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// # let operations = client.domain().context().attributes().operations;
+    /// # if !operations.contains(&adverb::Opcode::SendWithImmediate) {
+    /// #     return Ok(());
+    /// # }
+    /// // The number is for the kind of the message: so the bytes need no header.
+    /// client.perform(WorkRequest::send(b"two of them").immediate(7)).await?;
+    /// let message = server.receive().await?.expect("the client is there");
+    /// assert_eq!((message.immediate(), &message[..]), (Some(7), &b"two of them"[..]));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn immediate(&self) -> Option<u32> {
         self.immediate
     }
 
     /// The key of one of this side's regions that the peer gave up with the message.
+    ///
+    /// ```
+    /// use adverb::{Rights, WorkRequest};
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// # // On `iwarp0`, the two ends need protection domains of their own.
+    /// # if client.domain().context().attributes().transport == adverb::TransportType::Iwarp {
+    /// #     return Ok(());
+    /// # }
+    /// // The server has lent a region, and learns by its key that it comes back.
+    /// let lent = server.domain().memory_region(64, Rights::READ)?;
+    /// let token = lent.remote();
+    /// client.perform(WorkRequest::send(b"done").invalidate(&token)).await?;
+    /// let message = server.receive().await?.expect("the client is there");
+    /// assert_eq!(message.invalidated(), Some(token.key()));
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn invalidated(&self) -> Option<u32> {
         self.invalidated
     }

@@ -7,6 +7,20 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// A task that a [`Runtime`] is to run.
+///
+/// ```
+/// use adverb::asynchronous::Task;
+/// use std::sync::mpsc::channel;
+///
+/// /// Runs a task in a thread of its own.
+/// fn spawn(task: Task) {
+///     std::thread::spawn(|| smol::block_on(task));
+/// }
+///
+/// let (sender, receiver) = channel();
+/// spawn(Box::pin(async move { sender.send("done").unwrap() }));
+/// assert_eq!(receiver.recv(), Ok("done"));
+/// ```
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A runtime of async programs. This crate has those of tokio (feature `tokio`) and smol (feature `smol`). A
@@ -44,6 +58,21 @@ pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait Runtime: Send + Sync + 'static {
     /// Watches `descriptor` for the time that the result lives.
     ///
+    /// ```
+    /// use adverb::asynchronous::{Runtime, Smol};
+    /// use std::future::poll_fn;
+    /// use std::io::Write;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let (reader, mut writer) = std::io::pipe()?;
+    /// // For a test of a runtime: the end of a pipe is readable when there are bytes in it.
+    /// let mut watch = Smol.watch(reader.into())?;
+    /// writer.write_all(b"some")?;
+    /// assert!(smol::block_on(poll_fn(|context| watch.poll_readable(context))).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Those of the system, such as EMFILE.
     fn watch(&self, descriptor: OwnedFd) -> io::Result<Box<dyn Watch>>;
@@ -51,10 +80,53 @@ pub trait Runtime: Send + Sync + 'static {
     /// Runs `task` to its end, beside the caller. There is one such task for each connection, queue pair of
     /// datagrams and shared receive queue, and it ends with that object. A runtime that cannot run it drops
     /// it.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{Runtime, Smol};
+    /// use std::sync::mpsc::channel;
+    ///
+    /// // For a test of a runtime: the task runs while the caller waits.
+    /// let (sender, receiver) = channel();
+    /// Smol.spawn(Box::pin(async move { sender.send("done").unwrap() }));
+    /// assert_eq!(receiver.recv(), Ok("done"));
+    /// ```
     fn spawn(&self, task: Task);
 }
 
 /// A descriptor that a [`Runtime`] watches.
+///
+/// ```
+/// use adverb::asynchronous::Watch;
+/// use std::io;
+/// use std::task::{Context, Poll, Waker};
+///
+/// /// A watch of a runtime that has ended, or of one that has not.
+/// struct UntilEnd<W> {
+///     watch: W,
+///     has_ended: bool,
+/// }
+///
+/// impl<W: Watch> Watch for UntilEnd<W> {
+///     fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+///         if self.has_ended {
+///             return Poll::Ready(Err(io::Error::other("the runtime has ended")));
+///         }
+///         self.watch.poll_readable(context)
+///     }
+/// }
+/// # struct Never;
+/// # impl Watch for Never {
+/// #     fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+/// #         Poll::Pending
+/// #     }
+/// # }
+///
+/// let mut watch = UntilEnd { watch: Never, has_ended: false };
+/// let mut context = Context::from_waker(Waker::noop());
+/// assert!(watch.poll_readable(&mut context).is_pending());
+/// watch.has_ended = true;
+/// assert!(matches!(watch.poll_readable(&mut context), Poll::Ready(Err(_))));
+/// ```
 pub trait Watch: Send + Sync {
     /// Ready if the descriptor has become readable since this function was last ready. It may be ready
     /// without need.
@@ -64,6 +136,24 @@ pub trait Watch: Send + Sync {
     ///
     /// After the end of the runtime, the task is woken, and the function fails. Otherwise a task of another
     /// runtime would wait for ever.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{Runtime, Smol};
+    /// use std::io::Write;
+    /// use std::task::{Context, Waker};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # let (reader, mut writer) = std::io::pipe()?;
+    /// let mut watch = Smol.watch(reader.into())?;
+    /// // One look, by a task that is never woken:
+    /// let mut context = Context::from_waker(Waker::noop());
+    /// assert!(watch.poll_readable(&mut context).is_pending());
+    /// writer.write_all(b"some")?;
+    /// let mut ready = std::future::poll_fn(|context| watch.poll_readable(context));
+    /// assert!(smol::block_on(&mut ready).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// Those of the runtime, such as its end.
@@ -87,11 +177,38 @@ mod with_tokio {
 
     /// The runtime of tokio. It needs tokio's I/O driver: `enable_io` or `enable_all` of its builder, as
     /// `#[tokio::main]` does.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// // Outside async code, by the handle of a runtime that the program has made:
+    /// let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    /// let endpoint = AsyncEndpoint::new(&domain, Tokio::from(runtime.handle().clone()));
+    /// let listener = endpoint.listen(([127, 0, 0, 1], 0).into(), 16)?;
+    /// assert_ne!(listener.local_address().port(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[derive(Clone, Debug)]
     pub struct Tokio(Handle);
 
     impl Tokio {
         /// The runtime in which the caller runs.
+        ///
+        /// ```
+        /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+        ///
+        /// # #[tokio::main(flavor = "current_thread")]
+        /// # async fn main() -> adverb::Result<()> {
+        /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+        /// // Inside async code: connections have the runtime of the task that makes them.
+        /// let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+        /// assert!(endpoint.listen(([127, 0, 0, 1], 0).into(), 16).is_ok());
+        /// # Ok(())
+        /// # }
+        /// ```
         ///
         /// # Panics
         /// Outside a runtime of tokio.

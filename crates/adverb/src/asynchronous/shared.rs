@@ -76,6 +76,27 @@ impl AsyncSharedReceiveQueue {
     }
 
     /// The queue's protection domain.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// let shared = endpoint.shared_receive_queue()?;
+    /// // The connections that bring it messages are of the same domain.
+    /// let servers = AsyncEndpoint::new(shared.domain(), Tokio::current());
+    /// let servers = servers.with_shared_receive_queue(&shared);
+    /// # let mut listener = servers.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// let server = listener.accept().await?.accept(b"").await?;
+    /// assert!(server.ended().is_none());
+    /// # client.await.unwrap()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn domain(&self) -> &ProtectionDomain {
         self.driver.queues.domain()
     }
@@ -85,6 +106,31 @@ impl AsyncSharedReceiveQueue {
     ///
     /// A future that is dropped takes none: the message is for the next call. Receives stay posted, into
     /// memory that the program does not have.
+    ///
+    /// ```
+    /// use adverb::asynchronous::{AsyncEndpoint, Tokio};
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> adverb::Result<()> {
+    /// # let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// # let endpoint = AsyncEndpoint::new(&domain, Tokio::current());
+    /// # let shared = endpoint.shared_receive_queue()?;
+    /// # let servers = endpoint.clone().with_shared_receive_queue(&shared);
+    /// # let mut listener = servers.listen(([127, 0, 0, 1], 0).into(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
+    /// # let _server = listener.accept().await?.accept(b"").await?;
+    /// # let client = client.await.unwrap()?;
+    /// // A time-out takes no message along.
+    /// assert!(tokio::time::timeout(Duration::from_millis(10), shared.receive()).await.is_err());
+    /// client.send(b"the last words").await?;
+    /// drop(client);
+    /// // It came before the end of its connection, so it is received.
+    /// assert_eq!(&shared.receive().await?[..], b"the last words");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// A message was longer than [`message_bytes`](super::AsyncOptions::message_bytes), or could not be taken

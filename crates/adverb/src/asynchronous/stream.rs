@@ -34,6 +34,25 @@ const LAST: u32 = 1;
 ///
 /// A shutdown tells the peer that no more bytes come: its reads end with 0 bytes. If the stream is dropped
 /// without a shutdown, the peer's reads end with `UnexpectedEof`.
+///
+/// ```
+/// # use adverb::asynchronous::ByteStream;
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # with_ends(async |(client, server)| {
+/// # let (client, server) = tokio::join!(ByteStream::open(client), ByteStream::open(server));
+/// # let (mut client, mut server) = (client?, server?);
+/// // Bytes without boundaries, however they were written:
+/// client.write_all(b"once upon").await.unwrap();
+/// client.write_all(b" a time").await.unwrap();
+/// let mut text = [0; 16];
+/// server.read_exact(&mut text).await.unwrap();
+/// assert_eq!(&text, b"once upon a time");
+/// # Ok(())
+/// # })
+/// # }
+/// ```
 pub struct ByteStream {
     connection: AsyncConnection,
     /// Most bytes of a message of this side.
@@ -186,6 +205,22 @@ impl ByteStream {
     }
 
     /// The connection, for its addresses and its end.
+    ///
+    /// ```
+    /// # use adverb::asynchronous::ByteStream;
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example_async.rs"));
+    /// # fn main() -> adverb::Result<()> {
+    /// # with_ends(async |(client, server)| {
+    /// # let (client, server) = tokio::join!(ByteStream::open(client), ByteStream::open(server));
+    /// # let (client, server) = (client?, server?);
+    /// // For a log, as with a TCP connection: who the peer is.
+    /// let peer = server.connection().peer_address();
+    /// assert!(peer.is_some_and(|peer| peer.ip().is_loopback()));
+    /// # drop(client);
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
     pub fn connection(&self) -> &AsyncConnection {
         &self.connection
     }
