@@ -228,13 +228,231 @@ mod route_header;
 mod shared_receive_queue;
 mod xrc;
 
-pub use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
+/// The limits and abilities of a device ([`Context::attributes`]).
+///
+/// ```
+/// use adverb::QueuePairOptions;
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let context = adverb::Context::open_default()?;
+/// # let completions = context.completion_queue(16)?;
+/// // Messages of eight parts, if the device gathers so many.
+/// let max_gather = context.attributes().max_sge.min(8);
+/// let options = QueuePairOptions { max_gather, ..QueuePairOptions::new(&completions) };
+/// let queue_pair = context.protection_domain()?.queue_pair(options)?;
+/// assert!(queue_pair.attributes().max_gather >= max_gather);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::attributes::DeviceAttributes;
+/// An address by which peers reach a port ([`Context::gids`]).
+///
+/// ```
+/// use std::net::Ipv6Addr;
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = adverb::Context::open_default()?;
+/// // The addresses that a server may tell its clients:
+/// let gids = context.gids();
+/// let addresses = gids.iter().map(|gid| Ipv6Addr::from(gid.bytes).to_canonical());
+/// assert!(addresses.clone().any(|address| address.is_loopback()), "{:?}", addresses.collect::<Vec<_>>());
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::attributes::Gid;
+/// The protocol of packets that come from an address ([`Gid`]).
+///
+/// ```
+/// use adverb::{GidKind, TransportType};
+///
+/// # fn main() -> adverb::Result<()> {
+/// let context = adverb::Context::open_default()?;
+/// // A program in C on the other host wants the index of such an entry here: `ibv_rc_pingpong -g`.
+/// let of_roce = context.gids().into_iter().find(|gid| gid.kind == GidKind::RoceV2);
+/// assert_eq!(of_roce.is_some(), context.attributes().transport == TransportType::Ib);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::attributes::GidKind;
+/// The state of a port ([`Context::port`]).
+///
+/// ```
+/// use adverb::DATAGRAM_HEADER;
+///
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// // A datagram fits into one packet, so a receive for any datagram is so long:
+/// let port = domain.context().port()?;
+/// let receive = domain.buffer(DATAGRAM_HEADER + port.active_mtu as usize)?;
+/// assert!(port.active && receive.len() >= DATAGRAM_HEADER + 256);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::attributes::PortAttributes;
+/// The protocols of a device ([`DeviceAttributes::transport`]).
+///
+/// ```
+/// use adverb::TransportType;
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # let queue_pair = queue_pair(&domain)?;
+/// // Queue pairs of iWARP are connected by the connection manager alone.
+/// let has_numbers = domain.context().attributes().transport != TransportType::Iwarp;
+/// assert_eq!(queue_pair.raw_address("127.0.0.1".parse().unwrap()).is_ok(), has_numbers);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::attributes::TransportType;
 /// What [`Context::private_data_limits`] returns.
+///
+/// ```
+/// # fn main() -> adverb::Result<()> {
+/// let limits = adverb::Context::open_default()?.private_data_limits();
+/// let greeting = vec![7; 4096];
+/// // A greeting that is too long for the request goes in a message, once the connection stands.
+/// let (in_request, in_message) = greeting.split_at(limits.request.min(greeting.len()));
+/// assert!(in_request.len() >= 56 && !in_message.is_empty());
+/// # Ok(())
+/// # }
+/// ```
 pub use adverb_core::cm::PrivateDataLimits;
+/// Why a request was not accepted ([`Rejected::reason`], [`Error::Post`]).
+///
+/// ```
+/// use adverb::{PostError, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, _server) = ends()?;
+/// // Too long to be copied. The text of the reason says what to change.
+/// let refused = client.post_send(WorkRequest::send(&[7; 4096])).unwrap_err();
+/// assert_eq!(refused.reason, PostError::InlineTooLong);
+/// assert!(refused.reason.to_string().contains("more inline data than the queue pair was created with"));
+/// # Ok(())
+/// # }
+/// ```
 pub use adverb_core::error::PostError;
+/// The kind of an [`AsyncEvent`].
+///
+/// ```
+/// use adverb::{AsyncEvent, AsyncEventKind, QueuePairOptions, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let domain = adverb::Context::open_default()?.protection_domain()?;
+/// # let shared = domain.shared_receive_queue(64, 1)?;
+/// # for buffer in domain.buffers(16, 64)? {
+/// #     shared.post_receive(0, buffer)?;
+/// # }
+/// # let receives = domain.context().completion_queue(256)?;
+/// # let shared_receive_queue = Some(shared.clone());
+/// # let options = QueuePairOptions { shared_receive_queue, ..QueuePairOptions::new(&receives) };
+/// # let (client, _server) = connected(queue_pair(&domain)?, domain.queue_pair(options)?, b"")?;
+/// shared.arm_limit(16)?;
+/// client.post_send(WorkRequest::send(b"hello"))?;
+/// // Fewer than 16 receives are left: the program posts more.
+/// let event = domain.context().next_event(SOON)?.expect("the message takes a receive");
+/// let AsyncEvent::SharedReceiveQueue { number, kind } = event else { panic!("{event}") };
+/// assert_eq!((number, kind), (shared.number(), AsyncEventKind::SrqLimitReached));
+/// # Ok(())
+/// # }
+/// ```
 pub use adverb_core::event::AsyncEventKind;
-pub use adverb_core::qp::{Service, State as QueuePairState};
-pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
+/// A service: [each has types of its own](crate#services).
+///
+/// ```
+/// use adverb::{Opcode, Service};
+///
+/// # fn main() -> adverb::Result<()> {
+/// let services = adverb::Context::open_default()?.attributes().services;
+/// // For readings of which the newest matters alone: no repetitions, where the device has such a service.
+/// let service = if services.contains(&Service::Uc) { Service::Uc } else { Service::Rc };
+/// assert!(service.has(Opcode::Write));
+/// // Datagrams have no Writes.
+/// assert!(!Service::Ud.has(Opcode::Write));
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::qp::Service;
+/// The state of a queue pair ([`QueuePairAttributes::state`]).
+///
+/// ```
+/// use adverb::QueuePairState;
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, _server) = ends()?;
+/// assert_eq!(client.attributes().state, QueuePairState::Rts);
+/// client.disconnect()?;
+/// client.wait_ended(SOON);
+/// // No request is carried out any more.
+/// assert_eq!(client.attributes().state, QueuePairState::Error);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::qp::State as QueuePairState;
+/// Why a request has failed, in more detail than its [`Status`] ([`Completion::cause`]).
+///
+/// ```
+/// use adverb::{Cause, Status, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, server) = ends()?;
+/// // The receives of the server are of 64 bytes.
+/// client.post_send(WorkRequest::send(client.domain().buffer(100)?))?;
+/// let end = server.receive_queue().wait(SOON)?;
+/// assert_eq!((end.status, end.cause), (Status::LocalLength, Cause::ReceiveTooSmall));
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::request::Cause;
+/// The operation of a request that has ended ([`Completion::operation`]).
+///
+/// ```
+/// use adverb::{CompletionOpcode, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, server) = ends()?;
+/// client.post_send(WorkRequest::send(b"hello"))?;
+/// // Where sends and receives complete on one queue, it tells them apart.
+/// let ends = [client.send_queue().wait(SOON)?.success()?, server.receive_queue().wait(SOON)?.success()?];
+/// let operations = ends.map(|end| end.operation);
+/// assert_eq!(operations, [CompletionOpcode::Send, CompletionOpcode::Receive]);
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::request::CompletionOpcode;
+/// An operation: [`DeviceAttributes::operations`] says which of them a device has.
+///
+/// ```
+/// use adverb::{Opcode, Rights, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, _server, _region, there) = ends_with_region(Rights::WRITE | Rights::FLUSH)?;
+/// let operations = client.domain().context().attributes().operations;
+/// client.post_send(WorkRequest::write(b"a record", &there).unsignalled())?;
+/// // A Flush where there is one. Elsewhere a message of the peer confirms the Write.
+/// let flush = client.post_send(WorkRequest::flush(&there));
+/// assert_eq!(flush.is_ok(), operations.contains(&Opcode::Flush));
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::request::Opcode;
+/// How a request has ended ([`Completion::status`]).
+///
+/// ```
+/// use adverb::{Rights, Status, WorkRequest};
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
+/// # fn main() -> adverb::Result<()> {
+/// # let (client, _server, _region, there) = ends_with_region(Rights::WRITE)?;
+/// client.post_send(WorkRequest::read(client.domain().buffer(8)?, &there))?;
+/// match client.send_queue().wait(SOON)?.status {
+///     Status::Success => panic!("the peer has not allowed it"),
+///     // Its text is for the user.
+///     status => assert!(status.to_string().contains("a missing right"), "{status:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub use adverb_core::request::Status;
 pub use attributes::{PathAttributes, QueuePairAttributes};
 pub use completion_queue::CompletionQueue;
 pub use connection::{

@@ -117,6 +117,13 @@ pub enum PostError {
 
 impl PostError {
     /// The errno that the post functions return for it.
+    ///
+    /// ```
+    /// # use adverb_core::error::PostError;
+    /// // A function of the C interface returns the number.
+    /// assert_eq!(PostError::QueueFull.errno(), libc::ENOMEM);
+    /// assert_eq!(PostError::TooLong.errno(), libc::EINVAL);
+    /// ```
     pub fn errno(self) -> i32 {
         match self {
             Self::QueueFull => libc::ENOMEM,

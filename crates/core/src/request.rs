@@ -25,9 +25,25 @@ macro_rules! numbered {
 
         impl $name {
             /// Every variant.
+            ///
+            /// ```
+            #[doc = concat!("# use adverb_core::request::", stringify!($name), ";")]
+            /// // For a table that explains the numbers: each is there once, in the order of its number.
+            #[doc = concat!("let numbers = ", stringify!($name), "::ALL.iter().map(|each| *each as u32);")]
+            /// assert!(numbers.clone().is_sorted_by(|one, next| one < next) && numbers.count() > 0);
+            /// ```
             pub const ALL: &'static [Self] = &[$(Self::$item,)*];
 
             /// The variant of a number of the C interface.
+            ///
+            /// ```
+            #[doc = concat!("# use adverb_core::request::", stringify!($name), ";")]
+            /// // A number that a program in C has printed:
+            #[doc = concat!("for each in ", stringify!($name), "::ALL {")]
+            #[doc = concat!("    assert_eq!(", stringify!($name), "::from_number(*each as u32), Some(*each));")]
+            /// }
+            #[doc = concat!("assert_eq!(", stringify!($name), "::from_number(9999), None);")]
+            /// ```
             pub fn from_number(number: u32) -> Option<Self> {
                 match number { $($value => Some(Self::$item),)* _ => None }
             }
@@ -349,6 +365,13 @@ numbered! {
 
 impl Opcode {
     /// The operation's name, for a person.
+    ///
+    /// ```
+    /// # use adverb_core::request::Opcode;
+    /// // For a log:
+    /// let names: Vec<_> = [Opcode::Write, Opcode::FetchAdd].into_iter().map(Opcode::name).collect();
+    /// assert_eq!(names.join(", "), "write, fetch-and-add");
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -367,6 +390,13 @@ impl Opcode {
     }
 
     /// The opcode that its completion carries.
+    ///
+    /// ```
+    /// # use adverb_core::request::{CompletionOpcode, Opcode};
+    /// // Whether a Send had a number, its completion does not say.
+    /// assert_eq!(Opcode::Send.completion(), CompletionOpcode::Send);
+    /// assert_eq!(Opcode::SendWithImmediate.completion(), CompletionOpcode::Send);
+    /// ```
     pub fn completion(self) -> CompletionOpcode {
         match self {
             Self::Write | Self::WriteWithImmediate => CompletionOpcode::Write,
@@ -382,11 +412,25 @@ impl Opcode {
     }
 
     /// Whether the operation concerns the keys of this process alone, and nothing is sent.
+    ///
+    /// ```
+    /// # use adverb_core::request::Opcode;
+    /// // The end of a bind says nothing about the peer, and the end of a Write does.
+    /// assert!(Opcode::BindWindow.is_local());
+    /// assert!(!Opcode::Write.is_local());
+    /// ```
     pub fn is_local(self) -> bool {
         matches!(self, Self::LocalInvalidate | Self::BindWindow)
     }
 
     /// Whether the operation brings bytes back into local memory.
+    ///
+    /// ```
+    /// # use adverb_core::request::Opcode;
+    /// // For these a later request may need a fence, if it sends the bytes that they bring.
+    /// let fenced: Vec<_> = Opcode::ALL.iter().filter(|it| it.is_read_or_atomic()).collect();
+    /// assert_eq!(fenced, [&Opcode::Read, &Opcode::CompareSwap, &Opcode::FetchAdd]);
+    /// ```
     pub fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
     }

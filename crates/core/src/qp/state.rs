@@ -28,6 +28,13 @@ pub enum Service {
 impl Service {
     /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume
     /// 1, table of section 9.2).
+    ///
+    /// ```
+    /// # use adverb_core::{qp::Service, request::Opcode};
+    /// // Of readings, the newest matters alone. A service without repetitions is enough, if it has Writes.
+    /// assert!(Service::Uc.has(Opcode::Write) && !Service::Uc.has(Opcode::Read));
+    /// assert!(!Service::Ud.has(Opcode::Write));
+    /// ```
     pub fn has(self, operation: Opcode) -> bool {
         use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};
         match self {
@@ -92,6 +99,13 @@ impl fmt::Display for State {
 
 impl State {
     /// The state of a number of the C interface.
+    ///
+    /// ```
+    /// # use adverb_core::qp::State;
+    /// // A program in C has printed the state of its queue pair as a number.
+    /// assert_eq!(State::from_number(6), Some(State::Error));
+    /// assert_eq!(State::from_number(7), None);
+    /// ```
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::Reset,
@@ -106,12 +120,26 @@ impl State {
     }
 
     /// Whether receives may be posted.
+    ///
+    /// ```
+    /// # use adverb_core::qp::State;
+    /// // Before there is a connection: so the first message of the peer finds a receive.
+    /// assert!(State::Init.takes_receives());
+    /// assert!(!State::Reset.takes_receives());
+    /// ```
     // IB-QP-1, IB-QP-3
     pub fn takes_receives(self) -> bool {
         self != Self::Reset
     }
 
     /// Whether sends may be posted: in error they are accepted and flushed.
+    ///
+    /// ```
+    /// # use adverb_core::qp::State;
+    /// // A queue pair that waits for its connection takes receives alone.
+    /// assert!(State::Init.takes_receives() && !State::Init.takes_sends());
+    /// assert!(State::Rts.takes_sends());
+    /// ```
     // IB-QP-3, IB-QP-4, IB-QP-6, IB-QP-9
     pub fn takes_sends(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd | Self::Sqe | Self::Error)

@@ -339,6 +339,15 @@ pub struct PrivateDataLimits {
 
 impl PrivateDataLimits {
     /// EINVAL if `data` is longer than `limit`.
+    ///
+    /// ```
+    /// # use adverb_core::cm::PrivateDataLimits;
+    /// # let limits = PrivateDataLimits { request: 56, accept: 196, reject: 148 };
+    /// // An answer may have more than a request.
+    /// let greeting = [7; 100];
+    /// assert!(PrivateDataLimits::check(&greeting, limits.request).is_err());
+    /// assert!(PrivateDataLimits::check(&greeting, limits.accept).is_ok());
+    /// ```
     pub fn check(data: &[u8], limit: usize) -> Result<()> {
         if data.len() <= limit {
             return Ok(());
