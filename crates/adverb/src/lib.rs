@@ -248,14 +248,18 @@ pub use adverb_core::attributes::DeviceAttributes;
 /// An address by which peers reach a port ([`Context::gids`]).
 ///
 /// ```
+/// use adverb::GidKind;
 /// use std::net::Ipv6Addr;
 ///
 /// # fn main() -> adverb::Result<()> {
 /// let context = adverb::Context::open_default()?;
-/// // The addresses that a server may tell its clients:
+/// // On `roce0`, they are IP addresses, which a server may tell its clients.
 /// let gids = context.gids();
-/// let addresses = gids.iter().map(|gid| Ipv6Addr::from(gid.bytes).to_canonical());
-/// assert!(addresses.clone().any(|address| address.is_loopback()), "{:?}", addresses.collect::<Vec<_>>());
+/// for gid in gids.iter().filter(|gid| gid.kind == GidKind::RoceV2) {
+///     let address = Ipv6Addr::from(gid.bytes).to_canonical();
+///     assert!(!address.is_unspecified(), "{}: {address}", gid.index);
+/// }
+/// assert!(!gids.is_empty());
 /// # Ok(())
 /// # }
 /// ```
