@@ -129,18 +129,7 @@ impl fmt::Debug for XrcDomain {
 /// The end of an XRC connection that receives. Dropping it ends the connection.
 ///
 /// ```
-/// use adverb::{ConnectionOptions, RawAddress, XrcDomain, XrcTarget};
-///
-/// /// Lets a sender in. It learns the address of the target, and says its own.
-/// fn admit(
-///     xrc: &XrcDomain,
-///     exchange: impl FnOnce(RawAddress) -> RawAddress,
-/// ) -> adverb::Result<XrcTarget> {
-///     let target = xrc.target()?;
-///     let own = target.raw_address("127.0.0.1".parse().unwrap())?;
-///     target.connect_raw(&own, &exchange(own), &ConnectionOptions::new())?;
-///     Ok(target)
-/// }
+/// use adverb::{ConnectionOptions, QueuePairOptions};
 ///
 /// # fn main() -> adverb::Result<()> {
 /// # let domain = adverb::Context::open_default()?.protection_domain()?;
@@ -148,10 +137,13 @@ impl fmt::Debug for XrcDomain {
 /// #     return Ok(());
 /// # }
 /// # let sends = domain.context().completion_queue(16)?;
-/// # let initiator = domain.xrc_initiator(adverb::QueuePairOptions::new(&sends))?;
+/// # let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
 /// # let sender = initiator.raw_address("127.0.0.1".parse().unwrap())?;
-/// let target = admit(&domain.context().xrc_domain()?, |_| sender)?;
-/// assert_ne!(target.number(), sender.number);
+/// let target = domain.context().xrc_domain()?.target()?;
+/// // Its numbers go to the sender, and those of the sender come back.
+/// let own = target.raw_address("127.0.0.1".parse().unwrap())?;
+/// target.connect_raw(&own, &sender, &ConnectionOptions::new())?;
+/// assert_eq!(target.number(), own.number);
 /// # Ok(())
 /// # }
 /// ```
@@ -259,18 +251,7 @@ impl fmt::Debug for XrcTarget {
 /// The end of an XRC connection that sends, before it is connected. It has no receives.
 ///
 /// ```
-/// use adverb::{ConnectionOptions, ProtectionDomain, QueuePairOptions, RawAddress, XrcConnection};
-///
-/// /// Connects to a target. The target learns the address of this side, and says its own.
-/// fn connect(
-///     domain: &ProtectionDomain,
-///     exchange: impl FnOnce(RawAddress) -> RawAddress,
-/// ) -> adverb::Result<XrcConnection> {
-///     let sends = domain.context().completion_queue(128)?;
-///     let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
-///     let own = initiator.raw_address("127.0.0.1".parse().unwrap())?;
-///     Ok(initiator.connect_raw(&own, &exchange(own), &ConnectionOptions::new())?)
-/// }
+/// use adverb::{ConnectionOptions, QueuePairOptions};
 ///
 /// # fn main() -> adverb::Result<()> {
 /// # let domain = adverb::Context::open_default()?.protection_domain()?;
@@ -278,9 +259,13 @@ impl fmt::Debug for XrcTarget {
 /// #     return Ok(());
 /// # }
 /// # let target = domain.context().xrc_domain()?.target()?;
-/// let there = target.raw_address("127.0.0.1".parse().unwrap())?;
-/// let connection = connect(&domain, |_| there)?;
-/// assert_ne!(connection.number(), there.number);
+/// # let there = target.raw_address("127.0.0.1".parse().unwrap())?;
+/// let sends = domain.context().completion_queue(128)?;
+/// let initiator = domain.xrc_initiator(QueuePairOptions::new(&sends))?;
+/// // Its numbers go to the target, and those of the target come back.
+/// let own = initiator.raw_address("127.0.0.1".parse().unwrap())?;
+/// let connection = initiator.connect_raw(&own, &there, &ConnectionOptions::new())?;
+/// assert_eq!(connection.number(), own.number);
 /// # Ok(())
 /// # }
 /// ```

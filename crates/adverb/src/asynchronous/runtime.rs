@@ -98,34 +98,19 @@ pub trait Runtime: Send + Sync + 'static {
 /// ```
 /// use adverb::asynchronous::Watch;
 /// use std::io;
-/// use std::task::{Context, Poll, Waker};
+/// use std::task::{Context, Poll};
 ///
-/// /// A watch of a runtime that has ended, or of one that has not.
-/// struct UntilEnd<W> {
-///     watch: W,
-///     has_ended: bool,
-/// }
+/// /// For a runtime that never sleeps: its tasks look each time.
+/// struct Always;
 ///
-/// impl<W: Watch> Watch for UntilEnd<W> {
-///     fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-///         if self.has_ended {
-///             return Poll::Ready(Err(io::Error::other("the runtime has ended")));
-///         }
-///         self.watch.poll_readable(context)
+/// impl Watch for Always {
+///     fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+///         Poll::Ready(Ok(()))
 ///     }
 /// }
-/// # struct Never;
-/// # impl Watch for Never {
-/// #     fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-/// #         Poll::Pending
-/// #     }
-/// # }
 ///
-/// let mut watch = UntilEnd { watch: Never, has_ended: false };
-/// let mut context = Context::from_waker(Waker::noop());
-/// assert!(watch.poll_readable(&mut context).is_pending());
-/// watch.has_ended = true;
-/// assert!(matches!(watch.poll_readable(&mut context), Poll::Ready(Err(_))));
+/// let looks = std::future::poll_fn(|context| Always.poll_readable(context));
+/// assert!(smol::block_on(looks).is_ok());
 /// ```
 pub trait Watch: Send + Sync {
     /// Ready if the descriptor has become readable since this function was last ready. It may be ready

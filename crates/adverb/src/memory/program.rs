@@ -55,18 +55,17 @@ pub unsafe trait StableMemory: Send + 'static {
 /// A value whose bytes nobody else can change: it can be registered as a [`Buffer`](crate::Buffer), too.
 ///
 /// ```
-/// use adverb::{ExclusiveMemory, StableMemory};
-/// use std::ptr::NonNull;
-///
-/// struct Page(Box<[u8; 4096]>);
-///
-/// // SAFETY: the bytes lie on the heap as long as the page lives. Nothing uses them while it is registered.
-/// unsafe impl StableMemory for Page {
-///     fn bytes(&mut self) -> (NonNull<u8>, usize) {
-///         (NonNull::from(&mut *self.0).cast(), 4096)
-///     }
-/// }
-///
+/// use adverb::ExclusiveMemory;
+/// # use adverb::StableMemory;
+/// # use std::ptr::NonNull;
+/// # struct Page(Box<[u8; 4096]>);
+/// # // SAFETY: the bytes lie on the heap as long as the page lives. Nothing uses them while it is registered.
+/// # unsafe impl StableMemory for Page {
+/// #     fn bytes(&mut self) -> (NonNull<u8>, usize) {
+/// #         (NonNull::from(&mut *self.0).cast(), 4096)
+/// #     }
+/// # }
+/// // A type of the program's own, which is a `StableMemory` already.
 /// // SAFETY: the page owns its bytes, and no other process maps them.
 /// unsafe impl ExclusiveMemory for Page {}
 ///
