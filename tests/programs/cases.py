@@ -10,6 +10,8 @@ from harness.pair import Pair, perftest, perftest_cm
 MIB = 1 << 20
 # Sums of the message sizes of perftest's -a: powers of two from 2 bytes to 8 MiB; datagrams end at the smallest path MTU.
 ALL_SIZES = 2 * 8 * MIB - 2
+# Messages of each of all sizes.
+EACH = 100 if "TEST_ALL" in os.environ else 25
 ALL_DATAGRAMS = 2 * 1024 - 2
 
 
@@ -70,21 +72,21 @@ EVERYWHERE = [
         expect=["return status 0"],
     ),
     Pair("rdma_client", "rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}", expect=["rdma_client: end 0"]),
-    perftest_cm("ib_write_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest_cm("ib_read_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest_cm("ib_send_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest_cm("ib_write_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest_cm("ib_read_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest_cm("ib_send_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_write_bw", f"-a -n {EACH}", volume=EACH * ALL_SIZES),
+    perftest_cm("ib_read_bw", f"-a -n {EACH}", volume=EACH * ALL_SIZES),
+    perftest_cm("ib_send_bw", f"-a -n {EACH}", volume=EACH * ALL_SIZES),
+    perftest_cm("ib_write_bw", f"-a -b -n {EACH}", volume=2 * EACH * ALL_SIZES),
+    perftest_cm("ib_read_bw", f"-a -b -n {EACH}", volume=2 * EACH * ALL_SIZES),
+    perftest_cm("ib_send_bw", f"-a -b -n {EACH}", volume=2 * EACH * ALL_SIZES),
     perftest_cm("ib_write_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
     perftest_cm("ib_read_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
     perftest_cm("ib_send_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
     perftest_cm("ib_write_bw", "-n 100", volume=100 * 65_536),
     # With events. Not ib_send_bw: out of credits, it waits for a completion event that only its next send would bring.
     perftest_cm("ib_send_lat", "-n 100 -e"),
-    perftest_cm("ib_write_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest_cm("ib_read_lat", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest_cm("ib_send_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_write_lat", f"-a -n {EACH}", volume=2 * EACH * ALL_SIZES),
+    perftest_cm("ib_read_lat", f"-a -n {EACH}", volume=EACH * ALL_SIZES),
+    perftest_cm("ib_send_lat", f"-a -n {EACH}", volume=2 * EACH * ALL_SIZES),
 ]
 
 
@@ -183,14 +185,14 @@ EVERYWHERE += [
 
 def _perftest_on_roce():
     """Every combination that perftest accepts without rdma_cm, and datagrams with it."""
-    data = 100 * ALL_SIZES
+    data = EACH * ALL_SIZES
     for service in ("RC", "UC", "UD"):
         # Nothing holds a sender back that is not answered: what a full socket drops is missing, and then perftest waits.
         volume = data if service == "RC" else 1
         options = f"-c {service} -n 100"
         some = {"service": service}
-        yield perftest("ib_send_bw", f"{options} -a", volume=volume, **some)
-        yield perftest("ib_send_bw", f"{options} -a -b", volume=2 * volume, **some)
+        yield perftest("ib_send_bw", f"-c {service} -n {EACH} -a", volume=volume, **some)
+        yield perftest("ib_send_bw", f"-c {service} -n {EACH} -a -b", volume=2 * volume, **some)
         yield perftest("ib_send_bw", f"{options} -q 16", connections=16, **some)
         yield perftest("ib_send_bw", f"{options} -q 16 -b", connections=32, **some)
         yield perftest("ib_send_bw", f"{options} -e", **some)
@@ -204,17 +206,17 @@ def _perftest_on_roce():
         volume = data if service == "RC" else 1
         options = f"-c {service} -n 100"
         some = {"service": service}
-        yield perftest("ib_write_bw", f"{options} -a", volume=volume, **some)
-        yield perftest("ib_write_bw", f"{options} -a -b", volume=2 * volume, **some)
+        yield perftest("ib_write_bw", f"-c {service} -n {EACH} -a", volume=volume, **some)
+        yield perftest("ib_write_bw", f"-c {service} -n {EACH} -a -b", volume=2 * volume, **some)
         yield perftest("ib_write_bw", f"{options} -q 16", connections=16, **some)
         yield perftest("ib_write_bw", f"{options} -q 16 -b", connections=32, **some)
         yield perftest("ib_write_lat", options, **some)
-    yield perftest("ib_read_bw", "-n 100 -a", volume=data)
-    yield perftest("ib_read_bw", "-n 100 -a -b", volume=2 * data)
+    yield perftest("ib_read_bw", f"-n {EACH} -a", volume=data)
+    yield perftest("ib_read_bw", f"-n {EACH} -a -b", volume=2 * data)
     yield perftest("ib_read_bw", "-n 100 -q 16", connections=16)
     yield perftest("ib_read_bw", "-n 100 -q 16 -b", connections=32)
     yield perftest("ib_read_bw", "-n 100 -e")
-    yield perftest("ib_read_lat", "-n 100 -a", volume=data)
+    yield perftest("ib_read_lat", f"-n {EACH} -a", volume=data)
     yield perftest("ib_read_lat", "-n 100 -e")
     for operation in ("FETCH_AND_ADD", "CMP_AND_SWAP"):
         yield perftest("ib_atomic_bw", f"-A {operation} -n 100", volume=0)

@@ -1,6 +1,6 @@
 //! In which order things are seen, with checksums and without, by TCP alone and with operations that need
-//! none: thousands of messages there and back, and reads with writes behind them. The way is decided once in a
-//! process, so each has one of its own.
+//! none: thousands of messages there and back, and reads with writes behind them. The way is decided once in
+//! a process, so each has one of its own.
 
 use adverb_core::conformance::{self, Site, a_long_conversation, rounds, runs_again};
 use adverb_core::transport::TransportFactory;

@@ -103,9 +103,15 @@ impl Memory {
 
     /// The bytes of the memory, as they are now.
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> =
-            self.words.iter().flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes()).collect();
-        bytes.truncate(self.length);
+        self.first(self.length)
+    }
+
+    /// The first bytes of the memory, as they are now.
+    pub fn first(&self, length: usize) -> Vec<u8> {
+        assert!(length <= self.length);
+        let words = self.words[..length.div_ceil(8)].iter();
+        let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes()).collect();
+        bytes.truncate(length);
         bytes
     }
 
@@ -123,12 +129,17 @@ impl Memory {
 
     /// Fills it with bytes that depend on `seed`, and returns them.
     pub fn fill(&self, seed: u64) -> Vec<u8> {
+        self.fill_first(self.length, seed)
+    }
+
+    /// Fills the words of the first bytes as [`Memory::fill`] does, and returns these bytes.
+    pub fn fill_first(&self, length: usize, seed: u64) -> Vec<u8> {
         let mut state = seed;
-        for word in &self.words {
+        for word in &self.words[..length.div_ceil(8)] {
             state = crate::random::next(state);
             word.store(state, Ordering::Release);
         }
-        self.bytes()
+        self.first(length)
     }
 
     /// The address of the byte at `offset`.
