@@ -61,7 +61,7 @@ def fetch(pack=True):
     run("cargo", "vendor", "--quiet", "--locked", place("registry"), cwd=ROOT)
     if not pack:
         return
-    # In the order in which crates.io takes them, all that it asks for. What each is built from is found out when they are installed.
+    # In the order in which crates.io takes them, all that it asks for. Whether each has all that it is built from is found out in the night, when they are installed.
     packing = ["publish", "--dry-run", "--no-verify", "--allow-dirty", "--quiet", "--workspace", *OURS_ALONE]
     shutil.rmtree(os.path.join(target(), "package"), ignore_errors=True)
     try:

@@ -52,8 +52,6 @@ def remove_what_is_cargos(bare):
 
 def install(packed):
     """An empty CARGO_HOME, an empty folder: the command brings its libraries, and all works. Both go without a trace."""
-    if len(packed) != 17:
-        raise Failed(f"these are packed: {packed}")
     with bare_with_cargo(packed) as bare:
         before = bare.files()
         # With the versions of the Cargo.lock in the crate, as README.md tells users.
@@ -96,6 +94,8 @@ def from_the_hosting(packed):
 
 def refused(packed):
     """What cannot be served ends before anything is installed, with the reason."""
+    if len(packed) != 17:
+        raise Failed(f"these are packed: {packed}")
     with bare_with_cargo(packed) as bare:
         # The build script alone, as cargo runs it for other targets.
         script = "/opt/registry/adverb-cli-*/build.rs"
@@ -119,7 +119,7 @@ def tests(packages):
     yield "cargo_refuses_what_it_cannot_serve", lambda: refused(packages[".crate"])
 
 
-def tests_of_the_source(packages):
+def tests_that_build(packages):
     """Each builds everything: in the night, with all that is published."""
     packed = packages[".crate"]
     yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", lambda: install(packed)

@@ -295,14 +295,19 @@ static void believe_nobody(const char *device)
 	RETURNS(0, ibv_close_device(imported));
 }
 
-/* The exporter answers within a second, or it counts as asleep: where it gets no processor for so long, it is asked again. */
+/* The exporter's program has three seconds to answer: where it gets no processor for so long, it is asked again. A refusal comes sooner, and stays one. */
 static struct ibv_mr *imported(struct ibv_pd *pd, uint32_t number)
 {
-	struct ibv_mr *mr;
+	struct ibv_mr *mr = NULL;
+	struct timespec before, after;
 
-	do
+	for (int i = 0; i < 3 && !mr; i++) {
+		clock_gettime(CLOCK_MONOTONIC, &before);
 		mr = ibv_import_mr(pd, number);
-	while (!mr && errno == EOPNOTSUPP);
+		clock_gettime(CLOCK_MONOTONIC, &after);
+		if (!mr && (errno != EOPNOTSUPP || after.tv_sec - before.tv_sec < 2))
+			break;
+	}
 	return mr;
 }
 

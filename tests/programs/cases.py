@@ -236,7 +236,7 @@ def _perftest_on_roce():
         ("ib_atomic_bw", "-q 4"),
     ):
         volume = data if options == "-a" else 1
-        yield perftest(program, f"-c XRC -n 100 {options}".strip(), volume=volume, service="XRC")
+        yield perftest(program, f"-c XRC -n {EACH if options == '-a' else 100} {options}".strip(), volume=volume, service="XRC")
     for options in ("-a", "-a -b", "-q 16", "-q 16 -b", "-e"):
         yield perftest_cm("ib_send_bw", f"-c UD -n 100 {options}", connections=1, service="UD")
     yield perftest_cm("ib_send_lat", "-c UD -n 100 -a", connections=1, service="UD")

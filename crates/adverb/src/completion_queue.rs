@@ -328,6 +328,7 @@ impl CompletionQueue {
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ends/example.rs"));
     /// # fn wait_readable(queue: &adverb::CompletionQueue) -> bool {
     /// #     let mut entry = libc::pollfd { fd: queue.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    /// #     // SAFETY: one entry, which lives.
     /// #     unsafe { libc::poll(&mut entry, 1, 10_000) == 1 }
     /// # }
     /// # fn main() -> adverb::Result<()> {

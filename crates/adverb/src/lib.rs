@@ -368,7 +368,7 @@ pub use adverb_core::event::AsyncEventKind;
 ///
 /// # fn main() -> adverb::Result<()> {
 /// let services = adverb::Context::open_default()?.attributes().services;
-/// // For readings of which the newest matters alone: no repetitions, where the device has such a service.
+/// // For readings of which only the newest matters: no repetitions, where the device has such a service.
 /// let service = if services.contains(&Service::Uc) { Service::Uc } else { Service::Rc };
 /// assert!(service.has(Opcode::Write));
 /// // Datagrams have no Writes.
@@ -386,7 +386,7 @@ pub use adverb_core::qp::Service;
 /// # let (client, _server) = ends()?;
 /// assert_eq!(client.attributes().state, QueuePairState::Rts);
 /// client.disconnect()?;
-/// client.wait_ended(SOON);
+/// assert!(client.wait_ended(SOON).is_some());
 /// // No request is carried out any more.
 /// assert_eq!(client.attributes().state, QueuePairState::Error);
 /// # Ok(())

@@ -46,10 +46,10 @@ impl RawAddress {
     /// use adverb::RawAddress;
     ///
     /// let address = RawAddress { number: 17, first_packet: 4, gid: [0; 16] };
-    /// // A program that reads from its socket itself takes so many bytes.
-    /// let mut received = [0; RawAddress::BYTES];
-    /// address.write_to(&mut &mut received[..]).unwrap();
-    /// assert_eq!(received.last(), Some(&0));
+    /// let mut sent = Vec::new();
+    /// address.write_to(&mut sent).unwrap();
+    /// // A program that reads from its socket itself reads so many bytes.
+    /// assert_eq!((sent.len(), sent.last()), (RawAddress::BYTES, Some(&0)));
     /// ```
     pub const BYTES: usize = 52;
 

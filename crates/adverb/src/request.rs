@@ -667,7 +667,7 @@ impl<'a> UnreliableRequest<'a> {
     /// # let own = queue_pair.raw_address("127.0.0.1".parse().unwrap())?;
     /// # queue_pair.post_receive(0, domain.buffer(64)?)?;
     /// # let connection = queue_pair.connect_raw(&own, &own, &ConnectionOptions::new())?;
-    /// // By the numbers, the peer sees that readings were lost between.
+    /// // By the numbers, the peer sees that readings were lost in between.
     /// connection.post_send(UnreliableRequest::send(b"21.5").immediate(17).unsignalled())?;
     /// let message = completions.wait(std::time::Duration::from_secs(10))?.success()?;
     /// assert_eq!(message.immediate, Some(17));
@@ -803,7 +803,7 @@ impl<'a> DatagramRequest<'a> {
     /// # queue_pair.post_receive(0, domain.buffer(DATAGRAM_HEADER + 64)?)?;
     /// # let local = "127.0.0.1".parse().unwrap();
     /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
-    /// // By the numbers, the peer sees that datagrams were lost between.
+    /// // By the numbers, the peer sees that datagrams were lost in between.
     /// let request = DatagramRequest::send(b"21.5 degrees", &way, queue_pair.number(), 7);
     /// queue_pair.post_send(request.immediate(17).unsignalled())?;
     /// let received = completions.wait(std::time::Duration::from_secs(10))?.success()?;

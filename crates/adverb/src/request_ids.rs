@@ -130,9 +130,11 @@ impl<T> RequestIds<T> {
     /// ```
     /// # let mut ids = adverb::RequestIds::new();
     /// // A program that has at most two questions under way at once:
-    /// let mut questions = vec!["who", "where", "when"];
-    /// while ids.len() < 2 {
-    ///     ids.enter(questions.remove(0));
+    /// let mut questions = std::collections::VecDeque::from(["who", "where", "when"]);
+    /// while ids.len() < 2
+    ///     && let Some(question) = questions.pop_front()
+    /// {
+    ///     ids.enter(question);
     /// }
     /// assert_eq!(questions, ["when"]);
     /// ```

@@ -119,17 +119,18 @@ impl SharedReceiveQueue {
     /// The queue's number, as events carry it.
     ///
     /// ```
-    /// use adverb::{AsyncEvent, SharedReceiveQueue};
+    /// use adverb::{AsyncEvent, AsyncEventKind, SharedReceiveQueue};
     ///
     /// /// Whether an event says that this queue has run low.
     /// fn is_low(event: &AsyncEvent, queue: &SharedReceiveQueue) -> bool {
-    ///     matches!(event, AsyncEvent::SharedReceiveQueue { number, .. } if *number == queue.number())
+    ///     let AsyncEvent::SharedReceiveQueue { number, kind } = event else { return false };
+    ///     *number == queue.number() && *kind == AsyncEventKind::SrqLimitReached
     /// }
     ///
     /// # fn main() -> adverb::Result<()> {
     /// # let domain = adverb::Context::open_default()?.protection_domain()?;
     /// let (low, other) = (domain.shared_receive_queue(64, 1)?, domain.shared_receive_queue(64, 1)?);
-    /// # let kind = adverb::AsyncEventKind::SrqLimitReached;
+    /// # let kind = AsyncEventKind::SrqLimitReached;
     /// let event = AsyncEvent::SharedReceiveQueue { number: low.number(), kind };
     /// assert!(is_low(&event, &low) && !is_low(&event, &other));
     /// # Ok(())

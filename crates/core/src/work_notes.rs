@@ -23,16 +23,16 @@ impl WorkCount {
 
     /// With the lock, before looking for something to do: for [`WorkCount::since`].
     #[inline]
-    pub fn heard(&self) -> u32 {
+    pub fn noted(&self) -> u32 {
         self.0.load(Ordering::SeqCst)
     }
 
     /// After the lock: whether there has been a note since then, so that another thread may have found the
     /// lock taken.
     #[inline]
-    pub fn since(&self, heard: u32) -> bool {
+    pub fn since(&self, noted: u32) -> bool {
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) != heard
+        self.0.load(Ordering::Relaxed) != noted
     }
 }
 

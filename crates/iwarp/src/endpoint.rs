@@ -545,7 +545,7 @@ impl Endpoint {
     fn transmit_turns(&self, carries_on: bool, begins_to_copy: &mut bool) -> std::result::Result<(), Cause> {
         loop {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
-            let seen = self.work_count.heard();
+            let seen = self.work_count.noted();
             if let Some(tx) = &mut *guard {
                 tx.heard = seen;
                 let outcome = tx.run(self, carries_on);

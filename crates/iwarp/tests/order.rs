@@ -43,7 +43,7 @@ fn conversations_of_all_kinds() {
 #[test]
 fn reads() {
     if rounds().is_some() {
-        conformance::a_read_brings_nothing_of_later_requests(&site());
+        conformance::reads_alone_bring_nothing_of_later_requests(&site());
     }
 }
 

@@ -77,7 +77,9 @@ impl DatagramLink {
         }
     }
 
-    /// Sends up to `most` datagrams, of those that were posted before `until`.
+    /// Sends up to `most` datagrams, of those that were posted before `until`. A function of its own, as that
+    /// of a connection ([`crate::link::Link::send`]).
+    #[inline(never)]
     pub(crate) fn send(
         &mut self,
         endpoint: &Endpoint,

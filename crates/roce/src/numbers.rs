@@ -114,7 +114,8 @@ fn beside_owners(block: u16, fresh: Duration) -> Vec<Connection> {
     let mut all: Vec<Connection> = Vec::new();
     for connection in beside(block, fresh).iter().filter_map(|name| Connection::open(name).ok()) {
         // Not by a sort, which takes 4 KiB of the stack: a thread of the program comes here from a poll.
-        let place = all.partition_point(|before| before.owner() <= connection.owner());
+        let owner = connection.owner();
+        let place = all.partition_point(|before| before.owner() <= owner);
         all.insert(place, connection);
     }
     all

@@ -112,7 +112,7 @@ fn conversation_of_datagrams() {
 #[test]
 fn reads() {
     if rounds().is_some() {
-        conformance::a_read_brings_nothing_of_later_requests(&site());
+        conformance::reads_alone_bring_nothing_of_later_requests(&site());
     }
 }
 

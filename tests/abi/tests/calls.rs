@@ -206,14 +206,14 @@ fn freed_memory_is_an_error_whatever_a_thread_does_with_signals() {
     }
 }
 
-/// How often contexts are opened and closed: before each change, or with this variable, as in the night. More
-/// often than a process of `closing.c` has descriptors.
+/// How often contexts are opened and closed: before each change, or with this variable, as in the night.
 fn cycles(before_each_change: &'static str, in_the_night: &'static str) -> &'static str {
     if std::env::var_os("ADVERB_TEST_LONG").is_some() { in_the_night } else { before_each_change }
 }
 
 #[test]
 fn a_context_is_closed_at_once_and_leaves_no_descriptor() {
+    // More often than the program has descriptors.
     run("closing", include_str!("../closing.c"), "roce0", &[cycles("140", "300")], 1400);
 }
 

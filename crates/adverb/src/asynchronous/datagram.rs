@@ -288,7 +288,7 @@ impl AsyncDatagramQueuePair {
     /// # let (client, server) = (endpoint.datagram_queue_pair(QKEY)?, endpoint.datagram_queue_pair(QKEY)?);
     /// # let local = "127.0.0.1".parse().unwrap();
     /// # let way = adverb::AddressHandle::new(&domain, local, local)?;
-    /// // A datagram may be lost, so a program waits with a time-out. That takes no datagram along.
+    /// // A datagram may be lost, so a program waits with a time-out. That loses no datagram.
     /// assert!(tokio::time::timeout(Duration::from_millis(10), server.receive()).await.is_err());
     /// client.send(b"hello", &way, server.number(), QKEY).await?;
     /// assert_eq!(&server.receive().await?[..], b"hello");

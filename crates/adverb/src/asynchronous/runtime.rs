@@ -100,17 +100,27 @@ pub trait Runtime: Send + Sync + 'static {
 /// use std::io;
 /// use std::task::{Context, Poll};
 ///
-/// /// For a runtime that never sleeps: its tasks look each time.
-/// struct Always;
+/// /// For a test of a runtime: it counts how often a descriptor was readable.
+/// struct Counted<W>(W, u32);
 ///
-/// impl Watch for Always {
-///     fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-///         Poll::Ready(Ok(()))
+/// impl<W: Watch> Watch for Counted<W> {
+///     fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+///         let readable = self.0.poll_readable(context);
+///         self.1 += u32::from(readable.is_ready());
+///         readable
 ///     }
 /// }
+/// # struct Readable;
+/// # impl Watch for Readable {
+/// #     fn poll_readable(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+/// #         Poll::Ready(Ok(()))
+/// #     }
+/// # }
+/// # let watch = Readable;
 ///
-/// let looks = std::future::poll_fn(|context| Always.poll_readable(context));
-/// assert!(smol::block_on(looks).is_ok());
+/// let mut watch = Counted(watch, 0);
+/// smol::block_on(std::future::poll_fn(|context| watch.poll_readable(context))).unwrap();
+/// assert_eq!(watch.1, 1);
 /// ```
 pub trait Watch: Send + Sync {
     /// Ready if the descriptor has become readable since this function was last ready. It may be ready

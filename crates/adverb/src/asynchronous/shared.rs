@@ -122,7 +122,7 @@ impl AsyncSharedReceiveQueue {
     /// # let client = tokio::spawn(async move { endpoint.connect(address, b"").await });
     /// # let _server = listener.accept().await?.accept(b"").await?;
     /// # let client = client.await.unwrap()?;
-    /// // A time-out takes no message along.
+    /// // A time-out loses no message.
     /// assert!(tokio::time::timeout(Duration::from_millis(10), shared.receive()).await.is_err());
     /// client.send(b"the last words").await?;
     /// drop(client);

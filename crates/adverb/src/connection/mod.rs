@@ -379,7 +379,7 @@ impl Connection {
     /// # let (client, _server, region, there) = ends_with_region(Rights::WRITE)?;
     /// let mut buffer = client.domain().buffer(64)?;
     /// buffer.fill(7);
-    /// // A request that is refused gives its buffer back at once, and one that is accepted at its end.
+    /// // A request that is refused gives its buffer back at once. One that is accepted gives it back when it ends.
     /// let token = there.slice(..32).expect("the region has so much");
     /// let refused = client.post_send(WorkRequest::write(buffer, &token)).unwrap_err();
     /// assert_eq!(refused.reason, PostError::PastToken);

@@ -181,7 +181,7 @@ impl Mapping {
     ///
     /// # fn main() -> adverb::Result<()> {
     /// # let domain = adverb::Context::open_default()?.protection_domain()?;
-    /// // Pages that the kernel fills with zeros as they are touched, and that begin at a page of their own.
+    /// // Memory that begins at a page, and that the kernel fills with zeros as it is touched.
     /// let mapping = Mapping::new(1 << 20)?;
     /// assert!(mapping.as_ptr().addr().is_multiple_of(4096) && mapping[4096] == 0);
     /// let region = domain.register(mapping, Rights::READ)?;
@@ -329,6 +329,7 @@ impl FileMapping {
     /// // Open for reading alone. Peers write into a copy of the template.
     /// let region = domain.register(FileMapping::private(&File::open(&path)?, 0, 10)?, Rights::WRITE)?;
     /// region.write(2, b"letter");
+    /// assert_eq!(region.to_vec(..10), b"a letterte");
     /// assert_eq!(std::fs::read(&path)?, b"a template");
     /// # std::fs::remove_file(&path)?;
     /// # Ok(())

@@ -46,7 +46,7 @@ impl RemoteMemory {
     /// # let region = domain.memory_region(64, Rights::READ)?;
     /// // A message of a token and a name:
     /// let message = [&region.remote().to_bytes()[..], b"the table"].concat();
-    /// let (token, name) = message.split_at(RemoteMemory::BYTES);
+    /// let (token, name) = message.split_at_checked(RemoteMemory::BYTES).expect("a peer may send less");
     /// assert_eq!((RemoteMemory::from_bytes(token), name), (Some(region.remote()), &b"the table"[..]));
     /// # Ok(())
     /// # }

@@ -16,6 +16,7 @@ fn with_ends<E: Future<Output = adverb::Result<()>>>(example: impl FnOnce(Ends) 
             tokio::spawn(async move { Ok::<_, adverb::Error>(listener.accept().await?.accept(&[]).await?) });
         let client = endpoint.connect(address, &[]).await?;
         let server = server.await.unwrap()?;
-        example((client, server)).await
+        let soon = std::time::Duration::from_secs(30);
+        tokio::time::timeout(soon, example((client, server))).await.expect("an example ends")
     })
 }

@@ -176,11 +176,11 @@ impl WorkPost {
         }
     }
 
-    fn post_by_rings(&self, who: usize) {
+    fn post_by_count(&self, who: usize) {
         self.posted[who].store(1, Ordering::Relaxed);
         self.work_count.note();
         while let Some(shared) = self.lock.try_lock() {
-            let heard = self.work_count.heard();
+            let heard = self.work_count.noted();
             self.work(&shared);
             drop(shared);
             if !self.work_count.since(heard) {
@@ -241,7 +241,7 @@ fn no_work_is_left(post: fn(&WorkPost, usize)) {
 
 #[test]
 fn no_ring_is_lost() {
-    no_work_is_left(WorkPost::post_by_rings);
+    no_work_is_left(WorkPost::post_by_count);
 }
 
 #[test]

@@ -22,7 +22,7 @@ impl Connection {
     fn send(&self) {
         self.work_count.note();
         while let Some(shared) = self.sending.try_lock() {
-            let heard = self.work_count.heard();
+            let heard = self.work_count.noted();
             shared.add();
             self.begun.store(self.posted.load(Ordering::Acquire), Ordering::Release);
             drop(shared);

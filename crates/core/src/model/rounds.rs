@@ -107,7 +107,7 @@ fn work_that_waits_for_the_lock_alone_is_gone_on_with() {
             }
         });
         let (sending, rounds, work_count) = &*shared;
-        let seen = work_count.heard();
+        let seen = work_count.noted();
         let Ok(guard) = sending.try_lock() else { return drop(receiver.join()) };
         drop(guard);
         // In the order of iWARP: the fence of this look is also behind the end of the lock. The model checker

@@ -31,7 +31,7 @@ impl Service {
     ///
     /// ```
     /// # use adverb_core::{qp::Service, request::Opcode};
-    /// // Of readings, the newest matters alone. A service without repetitions is enough, if it has Writes.
+    /// // Of readings, only the newest matters. A service without repetitions is enough, if it has Writes.
     /// assert!(Service::Uc.has(Opcode::Write) && !Service::Uc.has(Opcode::Read));
     /// assert!(!Service::Ud.has(Opcode::Write));
     /// ```

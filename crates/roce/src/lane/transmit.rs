@@ -109,7 +109,7 @@ impl Lane {
     /// the lock taken.
     #[inline]
     pub(super) fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
-        let seen = self.work_count.heard();
+        let seen = self.work_count.noted();
         self.gathering().take();
         self.is_sending.store(true, Ordering::Relaxed);
         self.send_all(&mut batch, first);

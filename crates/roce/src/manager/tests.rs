@@ -4,7 +4,7 @@ use super::*;
 use adverb_core::attributes::{GidKind, gid_of};
 use adverb_core::cm::{Agreement, IncomingConnection, ListenSink, Listener, PortSpace};
 use adverb_wire::ib::cm::{Message, service};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::Instant;
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
@@ -78,13 +78,17 @@ impl ManagerHost for Site {
 }
 
 #[derive(Default)]
-struct EventLog(Mutex<Vec<ConnectionEvent>>);
+struct EventLog {
+    told: Mutex<Vec<ConnectionEvent>>,
+    /// What comes half a second after the end.
+    timewait_exits: AtomicU32,
+}
 
 impl ConnectionSink for EventLog {
     fn event(&self, event: ConnectionEvent) {
-        // It comes half a second after the end, which no test waits for.
-        if !matches!(event, ConnectionEvent::TimewaitExit) {
-            lock(&self.0).push(event);
+        match event {
+            ConnectionEvent::TimewaitExit => _ = self.timewait_exits.fetch_add(1, Ordering::SeqCst),
+            event => lock(&self.told).push(event),
         }
     }
 }
@@ -98,11 +102,11 @@ impl EventLog {
             assert!(begun.elapsed() < SERVICE_TIMEOUT * 20, "nothing was told");
             std::thread::yield_now();
         }
-        lock(&self.0).remove(0)
+        lock(&self.told).remove(0)
     }
 
     fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+        lock(&self.told).is_empty()
     }
 }
 
@@ -271,6 +275,13 @@ fn a_connection_comes_and_goes() {
         end.disconnect().unwrap();
     }
     assert!(told.is_empty() && server_told.is_empty());
+    // Its number may be used again.
+    let begun = Instant::now();
+    while told.timewait_exits.load(Ordering::SeqCst) == 0 {
+        assert!(begun.elapsed() < SERVICE_TIMEOUT * 20, "nothing was told");
+        std::thread::yield_now();
+    }
+    assert!(told.is_empty() && told.timewait_exits.load(Ordering::SeqCst) == 1);
 }
 
 // IB-CM-26, IB-CM-37, IB-CM-39

@@ -323,7 +323,7 @@ impl transport::Endpoint for RawEndpoint {
         self.work_count.note();
         loop {
             let Ok(mut transmit) = self.transmit.try_lock() else { return };
-            let seen = self.work_count.heard();
+            let seen = self.work_count.noted();
             self.send_all(&mut transmit);
             drop(transmit);
             if !self.work_count.since(seen) {
