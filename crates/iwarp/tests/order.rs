@@ -8,9 +8,9 @@ use adverb_core::transport::TransportFactory;
 /// Messages there and back before each change. A mistake of the order that programs have met showed in one of
 /// a hundred.
 const SOME: u32 = 10_000;
-/// With this variable, as in the night, there are so many.
-const LONG: &str = "ADVERB_TEST_LONG";
+/// Messages there and back in the night, when [`LONG`] is set.
 const MANY: u32 = 100_000;
+const LONG: &str = "ADVERB_TEST_LONG";
 
 fn site() -> Site {
     const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_iwarp::FACTORY }];

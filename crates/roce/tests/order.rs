@@ -23,9 +23,9 @@ use std::time::Instant;
 /// ten. By the network, a reply by another queue pair may come early now and then, and the test counts how
 /// often.
 const SOME: u32 = 10_000;
-/// With this variable, as in the night, there are so many.
-const LONG: &str = "ADVERB_TEST_LONG";
+/// Messages there and back in the night, when [`LONG`] is set.
 const MANY: u32 = 100_000;
+const LONG: &str = "ADVERB_TEST_LONG";
 /// By what messages go there and back.
 const CONVERSATIONS: [&str; 4] = [
     "conversation",
